@@ -1,0 +1,61 @@
+# `make help` lists the targets. All are phony but the two stamps, which tools/setup.sh writes into .venv.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+# PYTHON, TORCH: see tools/setup.sh. ARGS: more arguments for the command that a target runs.
+PYTHON ?=
+TORCH ?=
+ARGS ?=
+export PYTHON TORCH
+export MPLBACKEND ?= Agg
+
+BIN := .venv/bin
+BASE := .venv/.base
+TRAIN := .venv/.train
+# Another TORCH than the one that .venv holds makes the stamp out of date.
+TORCH_CHANGED := $(if $(TORCH),$(if $(findstring <$(TORCH)>,<$(shell cat $(TRAIN) 2>/dev/null)>),,torch-changed))
+
+.PHONY: help setup setup-train reproduce-fig7 train-demo test check lint types bench clean clean-venv torch-changed
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Variables: ARGS (more arguments for a command), PYTHON (3.11 to 3.13), TORCH (a version, a requirement, or system)"
+
+setup: $(BASE) ## make .venv with the base install: no torch
+
+setup-train: $(TRAIN) ## add torch, megatron-core and the development tools to .venv
+
+reproduce-fig7: $(BASE) ## simulate and draw Figure 7: no GPU, no torch
+	@$(BIN)/moebench figure fig7 $(ARGS)
+
+train-demo: $(TRAIN) ## train three systems on 4 CPU processes, verify them and draw their losses
+	@$(BIN)/moebench figure train-demo $(ARGS)
+
+test: $(TRAIN) ## the whole test suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint types ## lint, types and the fast tests
+	@$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+lint: $(TRAIN) ## ruff
+	@$(BIN)/python -m ruff check .
+
+types: $(TRAIN) ## mypy
+	@$(BIN)/python -m mypy
+
+bench: $(TRAIN) ## time the hot paths
+	@$(BIN)/python -m pytest --benchmark-enable --benchmark-only $(ARGS)
+
+clean: ## remove caches and build output
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks *.egg-info
+	@find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+clean-venv: ## remove .venv
+	@rm -rf .venv
+
+$(BASE): pyproject.toml constraints.txt tools/setup.sh
+	@sh tools/setup.sh base
+
+$(TRAIN): $(BASE) $(TORCH_CHANGED)
+	@sh tools/setup.sh train

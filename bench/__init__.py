@@ -1,0 +1,1 @@
+"""The benchmark harness: models, clusters, plans, simulation and execution of MoE training."""

@@ -1,0 +1,152 @@
+"""The words a schedule is written in: an `Action` names one thing a group of ranks does, and nothing else.
+
+An action holds no bytes, no seconds and no ranks. Its text form is ``kind:PASSlayer.microbatch[.chunk]``, for
+example ``attn:F3.5`` (attention of layer 3, forward, micro-batch 5); ``str`` and ``Action.parse`` are inverse.
+Long queues are kept as one int64 column of packed codes (`pack`, `unpack`); an `Action` is a view of one code.
+"""
+
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.errors import BadInput
+
+Codes = NDArray[np.int64]
+
+
+class Kind(IntEnum):
+    """What is done. Compute kinds come first, then transfers, then the end of the step."""
+
+    EMBED = 0  # token ids -> x_0
+    ATTENTION = 1  # x_l -> h = x + attention(norm x); u = norm h; the router's ids and weights
+    EXPERT = 2  # rows of u -> weighted sums of this rank's experts
+    JOIN = 3  # h + sum of expert outputs = x_{l+1}; an action only where x_{l+1} moves on to another group
+    HEAD = 4  # x_L -> final norm, logits, loss
+    DISPATCH = 5  # attention ranks <-> expert ranks: rows of u, pairs (row, weight); back: du, dw
+    COMBINE = 6  # expert ranks <-> ranks that form x_{l+1}: expert outputs; back: rows of G = dL/dx_{l+1}
+    RESIDUAL = 7  # h and the row map to the group that forms x_{l+1}; back: G
+    HOP = 8  # x_l between groups where no expert lies between (layer = the one whose input it is)
+    SYNC = 9  # sums gradients over the ranks that hold the same parameters
+    UPDATE = 10  # global clip norm, optimizer step
+
+
+class Pass(IntEnum):
+    """Forward, input gradient, weight gradient."""
+
+    F = 0
+    B = 1
+    W = 2
+
+
+COMPUTE = frozenset({Kind.EMBED, Kind.ATTENTION, Kind.EXPERT, Kind.JOIN, Kind.HEAD})
+TRANSFERS = frozenset({Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.HOP})
+END_OF_STEP = frozenset({Kind.SYNC, Kind.UPDATE})
+
+_WORD = {
+    Kind.EMBED: "embed",
+    Kind.ATTENTION: "attn",
+    Kind.EXPERT: "expert",
+    Kind.JOIN: "join",
+    Kind.HEAD: "head",
+    Kind.DISPATCH: "dispatch",
+    Kind.COMBINE: "combine",
+    Kind.RESIDUAL: "residual",
+    Kind.HOP: "hop",
+    Kind.SYNC: "sync",
+    Kind.UPDATE: "update",
+}
+_KIND = {word: kind for kind, word in _WORD.items()}
+_TEXT = re.compile(r"([a-z]+)(?::([FBW])(\d+)\.(\d+)(?:\.(\d+))?)?")
+
+# Bits of the packed code, lowest first.
+_KIND_BITS, _PASS_BITS, _LAYER_BITS, _CHUNK_BITS, _MICROBATCH_BITS = 5, 2, 14, 10, 24
+
+
+class Action(NamedTuple):
+    """One named piece of work; see the module's text form."""
+
+    kind: Kind
+    pass_: Pass = Pass.F
+    layer: int = 0
+    microbatch: int = 0
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        if self.kind in END_OF_STEP:
+            return _WORD[self.kind]
+        tail = f".{self.chunk}" if self.chunk else ""
+        return f"{_WORD[self.kind]}:{self.pass_.name}{self.layer}.{self.microbatch}{tail}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """The inverse of `str`. Raises BadInput naming the text."""
+        match = _TEXT.fullmatch(text)
+        kind = _KIND.get(match[1]) if match else None
+        if match is None or kind is None or (kind in END_OF_STEP) != (match[2] is None):
+            raise BadInput(
+                "action", text, f"kind:PASSlayer.microbatch[.chunk] with kind one of {', '.join(_KIND)}"
+            )
+        if kind in END_OF_STEP:
+            return cls(kind)
+        return cls(kind, Pass[match[2]], int(match[3]), int(match[4]), int(match[5] or 0))
+
+    @property
+    def word(self) -> str:
+        return _WORD[self.kind]
+
+
+def pack(actions: Iterable[Action]) -> Codes:
+    """Actions as one int64 column."""
+    columns = np.array([tuple(action) for action in actions], dtype=np.int64).reshape(-1, 5)
+    return pack_columns(*columns.T)
+
+
+def pack_columns(kind: Codes, pass_: Codes, layer: Codes, microbatch: Codes, chunk: Codes) -> Codes:
+    """Columns of integers as one column of codes."""
+    code = microbatch << _CHUNK_BITS | chunk
+    code = code << _LAYER_BITS | layer
+    code = code << _PASS_BITS | pass_
+    return code << _KIND_BITS | kind
+
+
+class Columns(NamedTuple):
+    """A packed column taken apart; five int64 arrays of one length."""
+
+    kind: Codes
+    pass_: Codes
+    layer: Codes
+    microbatch: Codes
+    chunk: Codes
+
+
+def unpack(codes: Codes) -> Columns:
+    """The inverse of `pack_columns`."""
+    kind = codes & (1 << _KIND_BITS) - 1
+    rest = codes >> _KIND_BITS
+    pass_ = rest & (1 << _PASS_BITS) - 1
+    rest = rest >> _PASS_BITS
+    layer = rest & (1 << _LAYER_BITS) - 1
+    rest = rest >> _LAYER_BITS
+    chunk = rest & (1 << _CHUNK_BITS) - 1
+    return Columns(kind, pass_, layer, rest >> _CHUNK_BITS, chunk)
+
+
+def view(code: int) -> Action:
+    """One code as an `Action`."""
+    columns = unpack(np.array([code], dtype=np.int64))
+    return Action(
+        Kind(int(columns.kind[0])),
+        Pass(int(columns.pass_[0])),
+        int(columns.layer[0]),
+        int(columns.microbatch[0]),
+        int(columns.chunk[0]),
+    )
+
+
+def at_microbatch(codes: Codes, microbatch: Codes | int) -> Codes:
+    """The same actions with `microbatch` added to theirs (codes of micro-batch 0 become those of another)."""
+    return codes + (np.int64(1) << (_KIND_BITS + _PASS_BITS + _LAYER_BITS + _CHUNK_BITS)) * microbatch

@@ -1,0 +1,227 @@
+"""What is run: a `CaseSpec` (model x cluster x workload x system), and a `Case`, which has its layout as well.
+
+All are frozen and strict. A case's id is a hash of its content, so equal cases have equal ids on every machine.
+"""
+
+import hashlib
+import json
+import types
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bench.clusters import Cluster
+from bench.errors import BadInput, from_pydantic, unknown
+from bench.models import Model
+from bench.placement import Placement
+
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def to_text(self) -> str:
+        """Canonical JSON; `parse` is its inverse."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From `to_text`. Raises BadInput naming field, value and what is allowed."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise from_pydantic(error, cls.__name__.lower(), cls) from None
+
+    @classmethod
+    def make(cls, **fields: Any) -> Self:
+        """Validated construction. Raises BadInput instead of pydantic's error."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise from_pydantic(error, cls.__name__.lower(), cls) from None
+
+
+class Workload(_Frozen):
+    """What every system has to do per optimizer step; the global batch is fixed per cell, in tokens.
+
+    `routing` names how tokens choose experts: ``learned`` (the router's choice; simulated as balanced), ``balanced``,
+    ``zipf:ALPHA``, ``hot-rank``, ``empty-expert`` (see `bench.routing`); `seed` seeds data, weights and routing.
+    """
+
+    seq_len: Annotated[int, Field(ge=2, le=1 << 22)]
+    global_batch_tokens: Annotated[int, Field(ge=2, le=1 << 34)]
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    routing: Annotated[str, Field(pattern=r"^(learned|balanced|hot-rank|empty-expert|zipf:\d+(\.\d+)?)$")] = (
+        "balanced"
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+
+    @property
+    def num_sequences(self) -> int:
+        """GBS in sequences. Raises BadInput where the sequence length does not divide the global batch."""
+        if self.global_batch_tokens % self.seq_len:
+            raise BadInput(
+                "workload.global_batch_tokens", self.global_batch_tokens, f"a multiple of {self.seq_len}"
+            )
+        return self.global_batch_tokens // self.seq_len
+
+
+class Layout(_Frozen):
+    """What a system may choose. Each system declares which fields it uses; setting another is an error.
+
+    Colocated systems use `ep` (ranks that share the experts), `pp` and `vpp`; `disagmoe` uses `attention_ranks` (M) and
+    `expert_ranks` (N) per group, `groups` (p, of each kind), `layers_per_chunk` (neighbouring layers on one group),
+    `round_length` (micro-batches that pass a group's layer together). `mbs` is in sequences per attention rank.
+    """
+
+    mbs: Count = 1
+    replicas: Count | None = None
+    ep: Count = 1
+    pp: Count = 1
+    vpp: Count = 1
+    attention_ranks: Count = 1
+    expert_ranks: Count = 1
+    groups: Count = 1
+    layers_per_chunk: Count = 1
+    round_length: Count = 1
+    head_group: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    shared_on: Literal["attention", "expert"] = "attention"
+    copies: Literal["expert", "rank"] = "rank"
+    recompute: Literal["none", "full"] = "none"
+    shard_state: bool = True
+
+    def __str__(self) -> str:
+        """key=value for every field that differs from its default; `from_pairs` is the inverse."""
+        return " ".join(
+            f"{key}={_word(getattr(self, key))}" for key in type(self).model_fields if self._set(key)
+        )
+
+    def _set(self, key: str) -> bool:
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[str], base: "Layout | None" = None) -> "Layout":
+        """`base` (default: the defaults) with ``key=value`` pairs put in. Raises BadInput."""
+        values = base.model_dump() if base else {}
+        for pair in pairs:
+            key, equals, word = pair.partition("=")
+            if not equals:
+                raise BadInput("layout", pair, "key=value")
+            if key not in cls.model_fields:
+                raise unknown("layout", key, cls.model_fields)
+            values[key] = _value(key, word, cls.model_fields[key].annotation)
+        return cls.make(**values)
+
+    def require_only(self, system: str, used: frozenset[str]) -> None:
+        """Raises BadInput where a field is set that `system` does not use."""
+        for key in type(self).model_fields:
+            if key not in used and self._set(key):
+                raise BadInput(
+                    f"layout.{key}",
+                    getattr(self, key),
+                    f"not used by {system}, which uses {', '.join(sorted(used))}",
+                )
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+def _value(key: str, word: str, annotation: Any) -> object:
+    kinds = _plain_types(annotation)
+    if word == "none" and type(None) in kinds:
+        return None
+    if bool in kinds:
+        if word not in ("true", "false"):
+            raise BadInput(f"layout.{key}", word, "true or false")
+        return word == "true"
+    if int in kinds:
+        try:
+            return int(word)
+        except ValueError:
+            raise BadInput(f"layout.{key}", word, "a whole number") from None
+    return word
+
+
+def _plain_types(annotation: Any) -> set[Any]:
+    if get_origin(annotation) in (Union, types.UnionType, Annotated):
+        return set().union(*(_plain_types(part) for part in get_args(annotation)))
+    return {annotation}
+
+
+class CaseSpec(_Frozen):
+    """What is compared: every system gets the same model, cluster and workload, and chooses its layout."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    system: str
+
+    def with_layout(self, layout: Layout) -> "Case":
+        return Case(
+            model=self.model, cluster=self.cluster, workload=self.workload, system=self.system, layout=layout
+        )
+
+
+class Case(CaseSpec):
+    """One run: a spec and its layout."""
+
+    layout: Layout
+
+    @property
+    def id(self) -> str:
+        """16 hex digits of the content's SHA-256."""
+        return hashlib.sha256(self.to_text().encode()).hexdigest()[:16]
+
+
+class Batch(_Frozen):
+    """How a case's global batch is dealt: replica x micro-batch x data rank x mbs sequences."""
+
+    num_replicas: int
+    num_microbatches: int
+    num_ranks: int
+    mbs: int
+
+    @property
+    def num_sequences(self) -> int:
+        return self.num_replicas * self.num_microbatches * self.num_ranks * self.mbs
+
+
+def batch(case: Case, data_ranks: int, replica_size: int) -> Batch:
+    """Replicas that fit on the cluster, and micro-batches that make up the global batch.
+
+    Args:
+        data_ranks: M, ranks over which a micro-batch's sequences are dealt.
+        replica_size: GPUs of one replica.
+    Raises BadInput where the cluster is too small or the batch does not divide.
+    """
+    fit = case.cluster.num_gpus // replica_size
+    num_replicas = fit if case.layout.replicas is None else case.layout.replicas
+    if not 1 <= num_replicas <= fit:
+        need = replica_size * max(num_replicas, 1)
+        raise BadInput(
+            "layout",
+            str(case.layout),
+            f"at most the {case.cluster.num_gpus} GPUs of {case.cluster.name}; needs {need}",
+        )
+    per_round = num_replicas * data_ranks * case.layout.mbs
+    sequences = case.workload.num_sequences
+    if sequences % per_round:
+        raise BadInput(
+            "workload.global_batch_tokens",
+            case.workload.global_batch_tokens,
+            f"a multiple of replicas x data ranks x mbs x seq_len = {per_round * case.workload.seq_len}",
+        )
+    return Batch(
+        num_replicas=num_replicas,
+        num_microbatches=sequences // per_round,
+        num_ranks=data_ranks,
+        mbs=case.layout.mbs,
+    )
+
+
+def batch_of(case: Case, placement: Placement) -> Batch:
+    """`batch` for a placement."""
+    return batch(case, placement.data_ranks, placement.size)

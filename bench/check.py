@@ -1,0 +1,218 @@
+"""Is a plan right? Complete (`require_complete`) and free of deadlock (`check`). Errors show the queues around the fault.
+
+`check` runs the program with zero durations and blocking rendezvous: a send and its receive finish together, when both
+stand at the head of their queues and all that either waits for is done. What finishes here cannot deadlock on a
+transport that buffers more.
+"""
+
+from collections import Counter, deque
+
+import numpy as np
+
+from bench.action import END_OF_STEP, TRANSFERS, Action, Kind, at_microbatch, pack, unpack, view
+from bench.edges import Edge, ends
+from bench.errors import BadInput
+from bench.plan import ActionColumn, Plan
+from bench.program import Op, Program
+
+SHOWN_AROUND_FAULT = 4
+
+
+class PlanError(BadInput):
+    """A plan that cannot be run. `grid` shows the queues around the fault, the marker under it."""
+
+    def __init__(self, field: str, value: object, allowed: str, grid: str) -> None:
+        super().__init__(field, value, allowed)
+        self.grid = grid
+
+
+def require_complete(plan: Plan, graph: list[Edge]) -> None:
+    """Every action the model needs stands exactly once, in a queue of its group, for every micro-batch; nothing else.
+
+    Raises PlanError naming the first fault.
+    """
+    needed = {end for edge in graph for end in (edge.src, edge.dst, edge.via) if end is not None}
+    base = {int(code): view(int(code)) for code in pack(needed)}
+    seen: Counter[int] = Counter()
+    for key, queue in plan.queues.items():
+        columns = unpack(queue.codes)
+        bases = at_microbatch(queue.codes, -columns.microbatch)
+        for code in np.unique(bases):
+            action = base.get(int(code)) or view(int(code))
+            first = int(np.flatnonzero(bases == code)[0])
+            if action.kind not in END_OF_STEP and int(code) not in base:
+                raise _fault(plan, key, first, "an action of this model and placement")
+            home = _home(plan, action)
+            if home is not None and home != key[0]:
+                raise _fault(plan, key, first, f"on group {home}")
+        for place in np.flatnonzero(columns.microbatch >= plan.num_microbatches)[:1]:
+            raise _fault(plan, key, int(place), f"micro-batches 0 to {plan.num_microbatches - 1}")
+        seen.update(queue.codes.tolist())
+    for code, times in seen.items():
+        if times > 1 and view(code).kind not in END_OF_STEP:
+            raise _fault(plan, *_where(plan, code, 1), "once")
+    microbatches = np.arange(plan.num_microbatches)
+    for code, action in sorted(base.items(), key=lambda item: (item[1].layer, item[1].pass_)):
+        for wanted in at_microbatch(np.array(code, dtype=np.int64), microbatches).tolist():
+            if wanted not in seen:
+                raise _missing(plan, view(wanted), _home(plan, action))
+    for group in plan.placement.groups:
+        _require_end_of_step(plan, group.name)
+
+
+def _home(plan: Plan, action: Action) -> str | None:
+    if action.kind in END_OF_STEP:
+        return None
+    return (
+        ends(plan.placement, action)[0]
+        if action.kind in TRANSFERS
+        else plan.placement.home(action.kind, action.layer)
+    )
+
+
+def _require_end_of_step(plan: Plan, group: str) -> None:
+    """One sync, then one update, behind every computation of their queue."""
+    for kind in (Kind.SYNC, Kind.UPDATE):
+        found = [
+            (key, place)
+            for key, queue in plan.queues.items()
+            if key[0] == group
+            for place in np.flatnonzero(unpack(queue.codes).kind == kind).tolist()
+        ]
+        if len(found) != 1:
+            raise PlanError(
+                f"plan: group {group}",
+                f"{len(found)} x {Action(kind)}",
+                "exactly one",
+                _queues_of(plan, group),
+            )
+        key, place = found[0]
+        rest = unpack(plan.queues[key].codes[place + 1 :]).kind
+        if len(rest) and not np.isin(rest, [int(k) for k in END_OF_STEP]).all():
+            raise _fault(plan, key, place, "after every computation of its queue")
+
+
+def _where(plan: Plan, code: int, nth: int) -> tuple[tuple[str, str], int]:
+    places = [
+        (key, int(p)) for key, queue in plan.queues.items() for p in np.flatnonzero(queue.codes == code)
+    ]
+    return places[nth]
+
+
+def _fault(plan: Plan, key: tuple[str, str], place: int, allowed: str) -> PlanError:
+    queue = plan.queues[key]
+    return PlanError(f"plan: queue {key[0]} {key[1]}", str(queue[place]), allowed, around(key, queue, place))
+
+
+def _missing(plan: Plan, action: Action, home: str | None) -> PlanError:
+    return PlanError("plan", f"{action} is missing", f"once, on group {home}", _queues_of(plan, str(home)))
+
+
+def _queues_of(plan: Plan, group: str) -> str:
+    lines = [around(key, queue, len(queue), "") for key, queue in plan.queues.items() if key[0] == group]
+    return "\n".join(lines) or f"group {group} has no queue"
+
+
+def around(key: tuple[str, str], queue: ActionColumn, place: int, mark: str = "^") -> str:
+    """The queue near `place`, with a marker under it."""
+    low, high = max(0, place - SHOWN_AROUND_FAULT), min(len(queue), place + SHOWN_AROUND_FAULT + 1)
+    words = [str(action) for action in queue[low:high]]
+    head = f"{key[0]:>4} {key[1]:<8} [{low}] " + ("... " if low else "")
+    tail = " ..." if high < len(queue) else ""
+    line = head + " ".join(words) + tail
+    if not mark or place >= high:
+        return line
+    at = len(head) + sum(len(word) + 1 for word in words[: place - low])
+    return f"{line}\n{' ' * at}{mark * len(words[place - low])}"
+
+
+def check(program: Program) -> None:
+    """Run with zero durations and blocking rendezvous. Raises PlanError with every blocked queue where nothing moves."""
+    run = _Rendezvous(program)
+    run.run()
+    if run.num_done != program.num_ops:
+        blocked = run.blocked()
+        raise PlanError(
+            "plan",
+            f"deadlock after {run.num_done} of {program.num_ops} operations",
+            "an order that ends",
+            blocked,
+        )
+
+
+class _Rendezvous:
+    """The zero-duration run: a worklist of queues whose head may have become ready."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.head = program.queue_ptr[:-1].astype(np.int64).tolist()
+        self.end = program.queue_ptr[1:].tolist()
+        self.queue_of = program.queue_of().tolist()
+        self.done = [False] * program.num_ops
+        self.num_done = 0
+        self.op, self.partner = program.op.tolist(), program.partner.tolist()
+        self.dep_ptr, self.deps = program.dep_ptr.tolist(), program.deps.tolist()
+        self.syncs = [int(k) for k in np.flatnonzero(program.op == Op.SYNC)]
+        self.waiting: dict[int, set[int]] = {}  # operation -> queues to look at again once it is done
+
+    def run(self) -> None:
+        work = deque(range(len(self.head)))
+        while work:
+            q = work.popleft()
+            while self.head[q] < self.end[q]:
+                k = self.head[q]
+                obstacle = self._obstacle(k)
+                if obstacle is not None:
+                    self.waiting.setdefault(obstacle, set()).add(q)
+                    break
+                for finished in self._finish(k):
+                    work.extend(self.waiting.pop(finished, ()))
+                    work.append(self.queue_of[finished])
+
+    def _waits_for(self, k: int) -> list[int]:
+        if self.op[k] == Op.UPDATE:
+            return self.syncs
+        return self.deps[self.dep_ptr[k] : self.dep_ptr[k + 1]]
+
+    def _obstacle(self, k: int) -> int | None:
+        """An operation that has to finish before `k` can, or None."""
+        for d in self._waits_for(k):
+            if not self.done[d]:
+                return d
+        other = self.partner[k]
+        if other < 0 or self.done[other]:
+            return None
+        q = self.queue_of[other]
+        # In one queue, the receiving half follows its sending half at once.
+        if self.head[q] != other and not (q == self.queue_of[k] and other == k + 1):
+            return other - 1
+        for d in self._waits_for(other):
+            if not self.done[d]:
+                return d
+        return None
+
+    def _finish(self, k: int) -> list[int]:
+        both = [k] if self.partner[k] < 0 or self.done[self.partner[k]] else [k, self.partner[k]]
+        for each in both:
+            self.done[each] = True
+            self.num_done += 1
+        for each in both:
+            q = self.queue_of[each]
+            while self.head[q] < self.end[q] and self.done[self.head[q]]:
+                self.head[q] += 1
+        return both
+
+    def blocked(self) -> str:
+        lines = []
+        for q, (group, stream) in enumerate(self.program.queues):
+            k = self.head[q]
+            if k < self.end[q]:
+                obstacle = self._obstacle(k)
+                why = self.program.describe(obstacle) if obstacle is not None else "nothing"
+                left = " ".join(
+                    str(self.program.action(i)) for i in range(k, min(self.end[q], k + SHOWN_AROUND_FAULT))
+                )
+                lines.append(
+                    f"{group:>4} {stream:<8} at {k - self.program.queue_ptr[q]}: {left}\n{'':14}^ waits for {why}"
+                )
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Execution of programs on torch processes: modules, islands, transports, ranks."""

@@ -1,0 +1,113 @@
+"""What an expert rank computes of one layer, between dispatch and combine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.errors import BadInput
+from bench.execute.parts.linear import FeedForward, swiglu
+from bench.execute.support import require_supported
+from bench.execute.wgrad import grouped_linear
+from bench.models import Model
+
+
+class ExpertPart(nn.Module):
+    """Routed experts ``first_expert`` to ``first_expert + num_local_experts - 1`` of a layer, as grouped
+    GEMMs.
+
+    With ``shared_on_expert`` the shared experts are one more expert behind the routed ones, of their own
+    width. Weights are uninitialised: see `bench.execute.init`. fc1 [E, 2 x width, H] holds gate and up, fc2
+    [E, H, width].
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        layer: int,
+        *,
+        first_expert: int,
+        num_local_experts: int,
+        shared_on_expert: bool = False,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        require_supported(model)
+        if not 0 <= first_expert <= first_expert + num_local_experts <= model.num_experts:
+            raise BadInput(
+                "num_local_experts", num_local_experts, f"at most {model.num_experts - first_expert}"
+            )
+        super().__init__()
+        where: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
+        self.model, self.layer = model, layer
+        self.first_expert, self.num_local_experts = first_expert, num_local_experts
+        hidden, width = model.hidden_size, model.expert_hidden_size
+        self.fc1 = nn.Parameter(torch.empty(num_local_experts, 2 * width, hidden, **where))
+        self.fc2 = nn.Parameter(torch.empty(num_local_experts, hidden, width, **where))
+        self.shared: FeedForward | None = None
+        if shared_on_expert and model.num_shared_experts:
+            self.shared = FeedForward(hidden, model.shared_hidden_size, **where)
+
+    @property
+    def num_slots(self) -> int:
+        """Length of ``counts``: local routed experts, and the shared experts where they are here."""
+        return self.num_local_experts + (self.shared is not None)
+
+    def forward(self, rows: Tensor, row_index: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
+        """y[r] = sum of w_p E_p(rows[r]) over the pairs p with row_index[p] = r, summed in fp32.
+
+        Args:
+            rows: [R, H] of u.
+            row_index: int64 [P], the row of every pair; pairs are sorted by local expert, the shared ones
+                last.
+            weights: fp32 [P].
+            counts: pairs of every slot, on the host.
+        Returns:
+            [R, H] in the dtype of ``rows``.
+        """
+        if len(counts) != self.num_slots or sum(counts) != row_index.shape[0]:
+            raise BadInput(
+                "counts", list(counts), f"{self.num_slots} counts that sum to {row_index.shape[0]}"
+            )
+        routed = list(counts[: self.num_local_experts])
+        num_routed = sum(routed)
+        x = _Gather.apply(rows, row_index)
+        total = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
+        if self.num_local_experts:
+            offsets = _offsets(routed, rows.device)
+            hidden = grouped_linear(x[:num_routed], self.fc1, routed, offsets)
+            hidden = swiglu(hidden, weights[:num_routed])
+            y = grouped_linear(hidden, self.fc2, routed, offsets)
+            total = total.index_add(0, row_index[:num_routed], y.float())
+        if self.shared is not None:
+            y = self.shared(x[num_routed:], weights[num_routed:])
+            total = total.index_add(0, row_index[num_routed:], y.float())
+        return total.to(rows.dtype)
+
+
+def _offsets(counts: Sequence[int], device: torch.device) -> Tensor:
+    """The running sum of host counts as int32 on the device, without waiting for the device."""
+    offsets = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
+    if device.type == "cuda":
+        return offsets.pin_memory().to(device, non_blocking=True)
+    return offsets.to(device)
+
+
+class _Gather(torch.autograd.Function):
+    """rows[index]; the gradients of a row's copies are summed in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = rows.shape
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
+        return total.index_add_(0, index, grad.float()).to(grad.dtype), None

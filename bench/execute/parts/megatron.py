@@ -1,0 +1,161 @@
+"""megatron-core's modules on any device, without its global state.
+
+Three things in megatron-core 0.16.1 tie modules to CUDA or to `parallel_state`; none is patched, each is
+stepped round: - Process groups are objects of which only ``size()`` and ``rank()`` are asked where a group
+has one rank: `SoloGroup`.
+  (A missing context-parallel group would be looked up in `parallel_state`.)
+- Column- and RowParallelLinear allocate on ``torch.cuda.current_device()`` and compute dW in the backward:
+the layer
+  spec names `MegatronLinear` instead.
+- RotaryEmbedding.forward moves its frequencies to CUDA; ``get_freqs_non_repeated`` does not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench.execute.parts.linear import MegatronLinear
+from bench.execute.wgrad import accumulate_in_backward
+from bench.models import Model
+
+with warnings.catch_warnings():
+    # It warns that TransformerEngine and apex are absent: no module used here has a use for them.
+    warnings.simplefilter("ignore")
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.moe.moe_utils import (
+        switch_load_balancing_loss_func,
+        topk_routing_with_score_function,
+        z_loss_func,
+    )
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+__all__ = [
+    "RotaryTable",
+    "rms_norm",
+    "self_attention",
+    "switch_load_balancing_loss_func",
+    "topk_routing_with_score_function",
+    "z_loss_func",
+]
+
+
+class SoloGroup:
+    """A process group of this rank alone, which needs no torch.distributed."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+def transformer_config(model: Model, dtype: torch.dtype) -> TransformerConfig:
+    """The fields of megatron-core's configuration that its attention and norms read."""
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_heads,
+        num_query_groups=model.num_kv_heads,
+        kv_channels=model.head_dim,
+        ffn_hidden_size=model.dense_hidden_size or model.expert_hidden_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=model.norm_eps,
+        qk_layernorm=model.qk_norm,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=functional.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        perform_initialization=False,
+        use_cpu_initialization=True,
+        cuda_graph_scope=[],
+    )
+
+
+class SDPACoreAttention(nn.Module):
+    """Causal attention by torch's fused kernels; keys and values of a group are not repeated."""
+
+    def __init__(self, *, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:
+        super().__init__()
+        self.softmax_scale = softmax_scale
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None = None, **_: Any
+    ) -> Tensor:
+        """[S, b, heads, head dim] -> [S, b, heads x head dim]."""
+        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        out = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+
+def rms_norm(model: Model, width: int, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """A norm whose weight gradient is accumulated in pass B: it is a sum over rows, not a GEMM."""
+    config = transformer_config(model, dtype)
+    norm: nn.Module = WrappedTorchNorm(config=config, hidden_size=width, eps=model.norm_eps)
+    return _settled(norm, device, dtype)
+
+
+def self_attention(model: Model, layer: int, *, device: torch.device, dtype: torch.dtype) -> SelfAttention:
+    """megatron-core's self-attention with deferred linears and an SDPA core."""
+    norm = ModuleSpec(module=WrappedTorchNorm) if model.qk_norm else None
+    solo = SoloGroup()
+    with torch.device(device):
+        attention = SelfAttention(
+            config=transformer_config(model, dtype),
+            submodules=SelfAttentionSubmodules(
+                linear_qkv=MegatronLinear,
+                core_attention=SDPACoreAttention,
+                linear_proj=MegatronLinear,
+                q_layernorm=norm,
+                k_layernorm=norm,
+            ),
+            layer_number=layer + 1,
+            attn_mask_type=AttnMaskType.causal,
+            pg_collection=ProcessGroupCollection(tp=solo, cp=solo),
+        )
+    return _settled(attention, device, dtype)
+
+
+def _settled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
+    module = module.to(device=device, dtype=dtype)
+    for name, child in module.named_modules():
+        if isinstance(child, nn.RMSNorm):
+            assert isinstance(child.weight, nn.Parameter), name
+            accumulate_in_backward(child.weight)
+    return module
+
+
+class RotaryTable:
+    """Rotary angles [S, 1, 1, head dim], fp32, kept for the sequence length last asked for."""
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        solo = SoloGroup()
+        # The frequencies are computed on the CPU on every device: placements must agree to the last bit.
+        self._embedding = RotaryEmbedding(
+            model.head_dim, 1.0, rotary_base=model.rope_theta, use_cpu_initialization=True, cp_group=solo
+        )
+        self._device = device
+        self._angles = torch.empty(0, 1, 1, model.head_dim, device=device)
+
+    def __call__(self, sequence_length: int) -> Tensor:
+        if self._angles.shape[0] != sequence_length:
+            half = self._embedding.get_freqs_non_repeated(sequence_length)
+            self._angles = torch.cat((half, half), dim=-1)[:, None, None, :].to(self._device)
+        return self._angles

@@ -1,0 +1,51 @@
+"""Which variants of a model can be executed, as opposed to planned and simulated."""
+
+from __future__ import annotations
+
+from bench.errors import BadInput
+from bench.models import Model
+
+ROW_ELEMENTS = 8  # 16 bytes of bf16: rows of a grouped GEMM's operands start at multiples of 16 bytes
+
+_FLAGS = (
+    "attention_bias",
+    "attention_sinks",
+    "expert_bias",
+    "router_bias",
+    "router_linear_bias",
+    "tied_head",
+)
+
+
+def _refused(model: Model) -> list[tuple[str, object, str]]:
+    """(field, value, allowed) of everything that the executor has no code for."""
+    refused: list[tuple[str, object, str]] = []
+    if model.mla is not None:
+        refused.append(("mla", model.mla, "None"))
+    if any(model.window_pattern):
+        refused.append(("window_pattern", model.window_pattern, "full attention"))
+    for field in _FLAGS:
+        if getattr(model, field):
+            refused.append((field, True, "False"))
+    if model.activation != "swiglu":
+        refused.append(("activation", model.activation, "swiglu"))
+    if model.router_groups != 1:
+        refused.append(("router_groups", model.router_groups, "1"))
+    for field in ("hidden_size", "expert_hidden_size"):
+        if getattr(model, field) % ROW_ELEMENTS:
+            refused.append((field, getattr(model, field), f"a multiple of {ROW_ELEMENTS}"))
+    return refused
+
+
+def unsupported(model: Model) -> list[str]:
+    """The model's fields that keep it from being executed, each as one line; empty where it can be."""
+    return [
+        str(BadInput(f"model.{field}", value, f"{allowed} to execute"))
+        for field, value, allowed in _refused(model)
+    ]
+
+
+def require_supported(model: Model) -> None:
+    """Raises BadInput for the first field that keeps the model from being executed."""
+    for field, value, allowed in _refused(model):
+        raise BadInput(f"model.{field}", value, f"{allowed} to execute")

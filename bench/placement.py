@@ -1,0 +1,123 @@
+"""Where the parts of the model live: groups of ranks, and the home of every part, for one replica.
+
+A replica is one whole pipeline. Its ranks are 0 .. size-1; further replicas are copies at an offset. Rank i of every
+group that holds attention, embedding or head works on the same sequences.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from bench.action import Kind
+from bench.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive ranks of one replica that hold the same kind of part."""
+
+    name: str
+    first: int
+    size: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.size)
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.first}..{self.first + self.size - 1}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Group":
+        try:
+            name, span = text.split(" = ")
+            first, last = (int(word) for word in span.split(".."))
+        except ValueError:
+            raise BadInput("group", text, "NAME = FIRST..LAST") from None
+        return cls(name, first, last - first + 1)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Groups of one replica and the home of every part.
+
+    `attention[l]`, `expert[l]` (None for a dense layer) and `join[l]` name the groups that hold layer l's attention, its
+    experts, and that form x_{l+1}. `shared_on` says which side computes shared experts.
+    """
+
+    groups: tuple[Group, ...]
+    embed: str
+    head: str
+    attention: tuple[str, ...]
+    expert: tuple[str | None, ...]
+    join: tuple[str, ...]
+    shared_on: str = "attention"
+
+    @cached_property
+    def by_name(self) -> dict[str, Group]:
+        return {group.name: group for group in self.groups}
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        return {group.name: i for i, group in enumerate(self.groups)}
+
+    @property
+    def size(self) -> int:
+        """Ranks of one replica."""
+        return sum(group.size for group in self.groups)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.attention)
+
+    @cached_property
+    def data_ranks(self) -> int:
+        """M: ranks over which the sequences of a micro-batch are dealt."""
+        return self.by_name[self.embed].size
+
+    @cached_property
+    def pipeline_ends(self) -> tuple[str, ...]:
+        """For layer index 0..L, the group that consumes x_l: attention homes, then the head's."""
+        return (*self.attention, self.head)
+
+    def home(self, kind: Kind, layer: int = 0) -> str:
+        """The group on which a compute action of that kind and layer runs."""
+        match kind:
+            case Kind.EMBED:
+                return self.embed
+            case Kind.HEAD:
+                return self.head
+            case Kind.ATTENTION:
+                return self.attention[layer]
+            case Kind.JOIN:
+                return self.join[layer]
+            case Kind.EXPERT:
+                home = self.expert[layer]
+                if home is None:
+                    raise BadInput("expert layer", layer, "a layer with experts; this one is dense")
+                return home
+        raise BadInput("kind", kind.name, "a compute kind; transfers have two ends")
+
+    def moves_on(self, layer: int) -> bool:
+        """Whether x_{layer+1} is formed on another group than the one that consumes it (so JOIN is an action)."""
+        return self.join[layer] != self.pipeline_ends[layer + 1]
+
+    def validate(self) -> None:
+        """Raises BadInput where groups overlap, leave gaps or hold different sequences."""
+        expected = 0
+        for group in self.groups:
+            if group.first != expected or group.size < 1:
+                raise BadInput(
+                    "placement", str(group), f"groups of consecutive ranks; the next begins at {expected}"
+                )
+            expected += group.size
+        if len(self.by_name) != len(self.groups):
+            raise BadInput("placement", [g.name for g in self.groups], "groups with different names")
+        homes = {self.embed, self.head, *self.attention, *self.join, *(e for e in self.expert if e)}
+        unknown = homes - self.by_name.keys()
+        if unknown:
+            raise BadInput("placement", sorted(unknown), f"known groups: {', '.join(self.by_name)}")
+        for name in {self.embed, self.head, *self.attention, *self.join}:
+            if self.by_name[name].size != self.data_ranks:
+                raise BadInput(
+                    "placement", str(self.by_name[name]), f"{self.data_ranks} ranks, as the embedding's group"
+                )

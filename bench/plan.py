@@ -1,0 +1,204 @@
+"""A `Plan` is a schedule as data: a placement, and for each group an ordered queue of actions per stream.
+
+Text form (`str` and `Plan.parse` are inverse), made to be read, diffed and edited by hand::
+
+    plan disagmoe microbatches=8 copies=rank recompute=none
+    group A0 = 0..1
+    home embed A0
+    home attention A0 A1 A0 A1
+    ...
+    queue A0 compute
+      embed:F0.0 attn:F0.0 ...
+
+A queue's stream is a name. Streams are queues, not resources: all compute of a rank shares its SMs. A transfer stands
+in a queue of the group that sends; where it stands in the ``compute`` stream it blocks the computation behind it until
+it has arrived (a serial all-to-all), in any other stream it does not.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+
+from bench.action import Action, Codes, pack, view
+from bench.errors import BadInput
+from bench.placement import Group, Placement
+
+COMPUTE_STREAM = "compute"
+TRAITS = ("modelled-only", "changes-model", "two-copies", "capacity-padded", "inference")
+COPIES = ("expert", "rank")
+RECOMPUTE = ("none", "full")
+
+
+class ActionColumn(Sequence[Action]):
+    """A queue: one int64 column of packed codes; indexing and iterating give `Action` views."""
+
+    def __init__(self, codes: Codes) -> None:
+        self.codes = np.asarray(codes, dtype=np.int64)
+        self.codes.setflags(write=False)
+
+    @classmethod
+    def of(cls, actions: Iterable[Action]) -> "ActionColumn":
+        return cls(pack(actions))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> Action: ...
+    @overload
+    def __getitem__(self, index: slice) -> "ActionColumn": ...
+    def __getitem__(self, index: int | slice) -> "Action | ActionColumn":
+        return ActionColumn(self.codes[index]) if isinstance(index, slice) else view(int(self.codes[index]))
+
+    def __iter__(self) -> Iterator[Action]:
+        return (view(int(code)) for code in self.codes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActionColumn) and np.array_equal(self.codes, other.codes)
+
+    def __hash__(self) -> int:
+        return hash(self.codes.tobytes())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every group does in one optimizer step, in which order. One replica; all replicas run the same plan.
+
+    `copies` says which rows of u a dispatch sends ("expert": one per token and expert, "rank": one per token and
+    destination rank); `recompute` what the backward computes again ("none", "full": everything from an action's inputs).
+    """
+
+    system: str
+    placement: Placement
+    queues: Mapping[tuple[str, str], ActionColumn]
+    num_microbatches: int
+    copies: str = "rank"
+    recompute: str = "none"
+    traits: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("copies", self.copies, COPIES),
+            ("recompute", self.recompute, RECOMPUTE),
+        ):
+            if value not in allowed:
+                raise BadInput(f"plan.{name}", value, " or ".join(allowed))
+        if not 1 <= self.num_microbatches < 1 << 20:
+            raise BadInput("plan.microbatches", self.num_microbatches, "1 to 1048575")
+        for trait in self.traits:
+            if trait not in TRAITS:
+                raise BadInput("plan.traits", trait, ", ".join(TRAITS))
+        for group, _ in self.queues:
+            if group not in self.placement.by_name:
+                raise BadInput("plan.queue", group, f"a group: {', '.join(self.placement.by_name)}")
+
+    @property
+    def num_actions(self) -> int:
+        return sum(len(queue) for queue in self.queues.values())
+
+    def __str__(self) -> str:
+        traits = f" traits={','.join(self.traits)}" if self.traits else ""
+        head = f"plan {self.system} microbatches={self.num_microbatches} copies={self.copies}"
+        lines = [f"{head} recompute={self.recompute}{traits}"]
+        lines += [f"group {group}" for group in self.placement.groups]
+        lines += [f"home {word} {' '.join(names)}" for word, names in _homes(self.placement)]
+        for (group, stream), queue in self.queues.items():
+            lines.append(f"queue {group} {stream}")
+            words = [str(action) for action in queue]
+            lines += ["  " + " ".join(words[i : i + 8]) for i in range(0, len(words), 8)]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> "Plan":
+        """The inverse of `str`; ``#`` begins a comment. Raises BadInput naming the line."""
+        return _PlanReader(text).read()
+
+
+def _homes(placement: Placement) -> list[tuple[str, tuple[str, ...]]]:
+    return [
+        ("embed", (placement.embed,)),
+        ("attention", placement.attention),
+        ("expert", tuple(name or "-" for name in placement.expert)),
+        ("join", placement.join),
+        ("head", (placement.head,)),
+        ("shared", (placement.shared_on,)),
+    ]
+
+
+class _PlanReader:
+    """Reads a plan's text line by line, so that an error can name its line."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.number = 0
+        self.head: dict[str, str] = {}
+        self.groups: list[Group] = []
+        self.homes: dict[str, list[str]] = {}
+        self.queues: dict[tuple[str, str], list[Action]] = {}
+        self.queue: list[Action] | None = None
+
+    def read(self) -> Plan:
+        for number, line in enumerate(self.lines, 1):
+            self.number = number
+            words = line.split("#")[0].split()
+            if words:
+                try:
+                    self._line(words)
+                except BadInput as error:
+                    raise self._bad(f"{error.field} {error.value!r}", str(error.allowed)) from None
+        missing = [word for word, _ in _homes(_NO_PLACEMENT) if word not in self.homes]
+        if not self.head or missing:
+            raise self._bad(
+                "end of text", f"a 'plan' line and 'home' lines for {', '.join(missing) or 'every part'}"
+            )
+        return self._plan()
+
+    def _bad(self, value: str, allowed: str) -> BadInput:
+        return BadInput(f"plan text, line {self.number}", value, allowed)
+
+    def _line(self, words: list[str]) -> None:
+        match words[0]:
+            case "plan" if len(words) >= 2 and all("=" in word for word in words[2:]):
+                self.head = {"system": words[1], **dict(word.split("=", 1) for word in words[2:])}
+                unknown = self.head.keys() - {"system", "microbatches", "copies", "recompute", "traits"}
+                if unknown or not self.head.get("microbatches", "").isdigit():
+                    raise self._bad(
+                        " ".join(words), "plan SYSTEM microbatches=N [copies=] [recompute=] [traits=]"
+                    )
+            case "group":
+                self.groups.append(Group.parse(" ".join(words[1:])))
+            case "home" if len(words) > 2:
+                self.homes[words[1]] = words[2:]
+            case "queue" if len(words) == 3:
+                self.queue = self.queues.setdefault((words[1], words[2]), [])
+            case _ if self.queue is not None:
+                self.queue.extend(Action.parse(word) for word in words)
+            case _:
+                raise self._bad(" ".join(words), "plan, group, home, queue, or actions after a queue line")
+
+    def _plan(self) -> Plan:
+        homes = self.homes
+        placement = Placement(
+            tuple(self.groups),
+            homes["embed"][0],
+            homes["head"][0],
+            tuple(homes["attention"]),
+            tuple(None if name == "-" else name for name in homes["expert"]),
+            tuple(homes["join"]),
+            homes["shared"][0],
+        )
+        placement.validate()
+        return Plan(
+            self.head["system"],
+            placement,
+            {key: ActionColumn.of(queue) for key, queue in self.queues.items()},
+            int(self.head["microbatches"]),
+            self.head.get("copies", "rank"),
+            self.head.get("recompute", "none"),
+            tuple(filter(None, self.head.get("traits", "").split(","))),
+        )
+
+
+_NO_PLACEMENT = Placement((), "", "", (), (), ())

@@ -1,0 +1,127 @@
+"""Where a result comes from: the code, the packages, the machine; and a digest of the code for simulated results.
+
+Nothing here names a user, a host or a path, and of the environment only an allow-list is read.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PACKAGES = (
+    "disagmoe-bench", "pydantic", "numpy", "numba", "scipy", "pandas", "matplotlib", "torch", "megatron-core", "triton",
+)  # fmt: skip
+
+# Variables that change what is run or how fast it is.
+ENVIRONMENT = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_IB_DISABLE",
+    "NCCL_MAX_CTAS",
+    "NCCL_MIN_CTAS",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NUMBA_DISABLE_JIT",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS",
+)
+
+# Parts of bench that cannot change a simulated number: they run, keep or show.
+_NOT_SIMULATION = ("cli", "execute", "provenance.py", "results.py", "trace.py", "trial.py")
+
+
+def collect() -> dict[str, Any]:
+    """Provenance of a result made now, as a JSON-like mapping. torch and its GPUs are named if torch is loaded."""
+    facts: dict[str, Any] = {
+        "git": git_state(ROOT),
+        "packages": package_versions(),
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "num_cpus": os.cpu_count(),
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+    }
+    if "torch" in sys.modules:
+        facts["torch"] = _torch_facts()
+    return facts
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that results depend on, of those that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def git_state(root: Path) -> dict[str, Any] | None:
+    """Commit and whether the work tree differs from it; None where `root` is not a git work tree or has no commit."""
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain"))}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _torch_facts() -> dict[str, Any]:
+    import torch
+
+    facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda, "num_threads": torch.get_num_threads()}
+    if torch.cuda.is_available():
+        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return facts
+
+
+@cache
+def code_digest(system: str) -> str:
+    """16 hex digits over the sources that make a simulated result: those of `bench` that simulate, and `systems`.
+
+    A system that an installed package brings adds that package's sources. Raises BadInput for an unknown system.
+    """
+    from bench.system import get_system
+
+    package = type(get_system(system)).__module__.split(".")[0]
+    files = {path for path in _sources(ROOT / "bench") if path.relative_to(ROOT / "bench").parts[0] not in _NOT_SIMULATION}
+    files |= _sources(ROOT / "systems")
+    if package not in ("bench", "systems"):
+        files |= _sources(Path(sys.modules[package].__file__ or "").parent)
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
+        content = path.read_bytes()
+        digest.update(f"{name.as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _sources(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*.py") if "__pycache__" not in path.parts}

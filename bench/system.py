@@ -1,0 +1,61 @@
+"""What a training system is to this harness: a name, a space of layouts, and a pure function from a case to a plan."""
+
+import importlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Protocol, runtime_checkable
+
+from bench.case import Case, CaseSpec, Layout
+from bench.errors import BadInput, unknown
+from bench.plan import Plan
+
+ENTRY_POINTS = "moebench.systems"
+
+
+@runtime_checkable
+class System(Protocol):
+    """One way of training a mixture-of-experts model."""
+
+    name: str
+    summary: str
+    fields: frozenset[str]
+    """Layout fields that this system uses."""
+
+    def space(self, spec: CaseSpec) -> Iterator[Layout]:
+        """Layouts worth trying for `spec`, likeliest first. All of them divide; they may not fit in memory."""
+        ...
+
+    def plan(self, case: Case) -> Plan:
+        """The schedule. Raises BadInput naming the layout field that cannot be."""
+        ...
+
+
+@cache
+def systems() -> dict[str, System]:
+    """Known systems by name: those of the `systems` package, and of installed packages by entry point."""
+    known: dict[str, System] = dict(importlib.import_module("systems").SYSTEMS)
+    for entry in entry_points(group=ENTRY_POINTS):
+        known.setdefault(entry.name, entry.load())
+    return known
+
+
+def get_system(name: str) -> System:
+    """Raises BadInput listing the known systems."""
+    try:
+        return systems()[name]
+    except KeyError:
+        raise unknown("system", name, systems()) from None
+
+
+def plan_of(case: Case) -> Plan:
+    """The plan of a case, after refusing layout fields that its system does not use."""
+    system = get_system(case.system)
+    case.layout.require_only(system.name, system.fields)
+    return system.plan(case)
+
+
+def require_divides(field: str, value: int, whole: int, what: str) -> None:
+    """Raises BadInput where `value` does not divide `whole`."""
+    if whole % value:
+        raise BadInput(field, value, f"a divisor of {what} ({whole})")

@@ -1,0 +1,149 @@
+"""A `Trial` is one run of one case, kept as one JSON record: what was run, how it ended, what came out, on what."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bench.case import Case, CaseSpec
+from bench.errors import BadInput, from_pydantic
+
+Source = Literal["simulated", "measured"]
+Status = Literal["ok", "oom", "diverged", "hang", "timeout", "error", "infeasible"]
+
+SCHEMA_VERSION = 1
+FINISHED: frozenset[str] = frozenset({"ok", "oom", "infeasible", "diverged"})
+"""Statuses that would come out again; a sweep repeats the others."""
+
+
+class Trial(BaseModel):
+    """One run of one case.
+
+    Attributes:
+        case: what was run, with its layout; only a spec where no layout was found (``infeasible``).
+        case_id: hash of `case`'s content.
+        message: for people, why the status is not ``ok``; for ``infeasible`` it states the missing GiB.
+        metrics: one number a name, with its unit in the name; None where it is not defined (MFU of an unknown GPU).
+        samples: raw series, one value a step; nothing dropped.
+        assumptions, assumption_values: name and values of the cost model of a simulated trial.
+        code_digest: of the sources that made a simulated trial, see `bench.provenance.code_digest`.
+        search: how the layout was chosen, for a tuned one: what was fixed and how many candidates were tried.
+        command: gives the result again.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    case: Case | CaseSpec
+    case_id: str
+    source: Source
+    status: Status
+    message: str = ""
+    layout: str | None = None
+    metrics: dict[str, float | None] = {}
+    samples: dict[str, list[float]] = {}
+    assumptions: str | None = None
+    assumption_values: dict[str, Any] = {}
+    code_digest: str | None = None
+    search: dict[str, Any] = {}
+    command: str
+    provenance: dict[str, Any]
+    created: Annotated[AwareDatetime, Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.case_id != content_id(self.case):
+            raise BadInput("case_id", self.case_id, f"the hash of the case's content, {content_id(self.case)}")
+        simulated = self.source == "simulated"
+        if simulated != (self.code_digest is not None) or simulated != (self.assumptions is not None):
+            raise BadInput("source", self.source, "simulated with assumptions and code_digest, or measured without")
+        if self.status != "ok" and not self.message:
+            raise BadInput("message", self.message, f"a reason for status {self.status}")
+        return self
+
+    @classmethod
+    def make(cls, *, case: CaseSpec, source: Source, status: Status = "ok", provenance: Mapping[str, Any], **rest: Any) -> Self:
+        """A trial made now; id, layout and time are filled in. Raises BadInput."""
+        layout = str(case.layout) if isinstance(case, Case) else None
+        try:
+            return cls(
+                case=case,
+                case_id=content_id(case),
+                source=source,
+                status=status,
+                layout=layout,
+                provenance=dict(provenance),
+                created=datetime.now(UTC),
+                **rest,
+            )
+        except ValidationError as error:
+            raise from_pydantic(error, "trial", cls) from None
+
+    @property
+    def spec(self) -> CaseSpec:
+        """The case without its layout."""
+        case = self.case
+        return CaseSpec(model=case.model, cluster=case.cluster, workload=case.workload, system=case.system)
+
+    @property
+    def name(self) -> str:
+        """File name without ending: case id, source, and a digest of what else tells this trial from others.
+
+        A simulated trial is told by its code and assumptions, so the same one made twice has one name; a measured one
+        by its whole content, so that a second measurement does not hide the first.
+        """
+        if self.source == "simulated":
+            told_by = [self.code_digest, self.assumption_values, self.search]
+        else:
+            told_by = [self.to_text()]
+        digest = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()[:12]
+        return f"{self.case_id}-{self.source}-{digest}"
+
+    def to_text(self) -> str:
+        """JSON with sorted keys; `parse` is its inverse."""
+        return json.dumps(json.loads(self.model_dump_json()), sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """The trial that `to_text` wrote. Raises BadInput."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise from_pydantic(error, "trial", cls) from None
+
+
+def content_id(case: CaseSpec) -> str:
+    """16 hex digits of the content's SHA-256; for a `Case` its id."""
+    return hashlib.sha256(case.to_text().encode()).hexdigest()[:16]
+
+
+def command_for(verb: str, case: CaseSpec, extra: tuple[str, ...] = ()) -> str:
+    """The command line that gives `case` again. A model or cluster that has no name here is named as a file.
+
+    `extra` stands at the end: options of the verb that a case does not hold.
+    """
+    from bench.clusters import get_cluster
+    from bench.models import get_model
+
+    work = case.workload
+    words = ["moebench", verb, case.system, "--model", _name_or_file(case.model, get_model)]
+    if verb == "simulate":
+        words += ["--cluster", _name_or_file(case.cluster, get_cluster)]
+    words += ["--seq-len", str(work.seq_len), "--global-batch-tokens", str(work.global_batch_tokens)]
+    words += ["--dtype", work.dtype, "--routing", work.routing, "--seed", str(work.seed)]
+    layout = str(case.layout).split() if isinstance(case, Case) else []
+    if layout:
+        words += ["--layout", *layout]
+    return shlex.join([*words, *extra])
+
+
+def _name_or_file(thing: Any, lookup: Any) -> str:
+    try:
+        known = lookup(thing.name)
+    except BadInput:
+        known = None
+    return thing.name if known == thing else f"{thing.name}.json"

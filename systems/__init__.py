@@ -1,0 +1,7 @@
+"""Training systems, each a pure function from a case to a plan, by name."""
+
+from bench.system import System
+from systems.baselines.ep import ExpertParallel
+from systems.disagmoe.system import DisagMoE
+
+SYSTEMS: dict[str, System] = {system.name: system for system in (ExpertParallel(), DisagMoE())}

@@ -1,0 +1,1 @@
+"""Baselines, one file a system."""

@@ -1,0 +1,1 @@
+"""DisagMoE: attention and experts on disjoint groups of GPUs, run by the AF-Pipe schedule."""
