@@ -87,9 +87,7 @@ class Action(NamedTuple):
         match = _TEXT.fullmatch(text)
         kind = _KIND.get(match[1]) if match else None
         if match is None or kind is None or (kind in END_OF_STEP) != (match[2] is None):
-            raise BadInput(
-                "action", text, f"kind:PASSlayer.microbatch[.chunk] with kind one of {', '.join(_KIND)}"
-            )
+            raise BadInput("action", text, f"kind:PASSlayer.microbatch[.chunk] with kind one of {', '.join(_KIND)}")
         if kind in END_OF_STEP:
             return cls(kind)
         return cls(kind, Pass[match[2]], int(match[3]), int(match[4]), int(match[5] or 0))

@@ -53,18 +53,14 @@ class Workload(_Frozen):
     seq_len: Annotated[int, Field(ge=2, le=1 << 22)]
     global_batch_tokens: Annotated[int, Field(ge=2, le=1 << 34)]
     dtype: Literal["bf16", "fp32"] = "bf16"
-    routing: Annotated[str, Field(pattern=r"^(learned|balanced|hot-rank|empty-expert|zipf:\d+(\.\d+)?)$")] = (
-        "balanced"
-    )
+    routing: Annotated[str, Field(pattern=r"^(learned|balanced|hot-rank|empty-expert|zipf:\d+(\.\d+)?)$")] = "balanced"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
 
     @property
     def num_sequences(self) -> int:
         """GBS in sequences. Raises BadInput where the sequence length does not divide the global batch."""
         if self.global_batch_tokens % self.seq_len:
-            raise BadInput(
-                "workload.global_batch_tokens", self.global_batch_tokens, f"a multiple of {self.seq_len}"
-            )
+            raise BadInput("workload.global_batch_tokens", self.global_batch_tokens, f"a multiple of {self.seq_len}")
         return self.global_batch_tokens // self.seq_len
 
 
@@ -94,9 +90,7 @@ class Layout(_Frozen):
 
     def __str__(self) -> str:
         """key=value for every field that differs from its default; `from_pairs` is the inverse."""
-        return " ".join(
-            f"{key}={_word(getattr(self, key))}" for key in type(self).model_fields if self._set(key)
-        )
+        return " ".join(f"{key}={_word(getattr(self, key))}" for key in type(self).model_fields if self._set(key))
 
     def _set(self, key: str) -> bool:
         return bool(getattr(self, key) != type(self).model_fields[key].default)
@@ -160,9 +154,7 @@ class CaseSpec(_Frozen):
     system: str
 
     def with_layout(self, layout: Layout) -> "Case":
-        return Case(
-            model=self.model, cluster=self.cluster, workload=self.workload, system=self.system, layout=layout
-        )
+        return Case(model=self.model, cluster=self.cluster, workload=self.workload, system=self.system, layout=layout)
 
 
 class Case(CaseSpec):

@@ -1,4 +1,4 @@
-"""Is a plan right? Complete (`require_complete`) and free of deadlock (`check`). Errors show the queues around the fault.
+"""Is a plan right? Complete (`require_complete`), free of deadlock (`check`). Errors show the queues around the fault.
 
 `check` runs the program with zero durations and blocking rendezvous: a send and its receive finish together, when both
 stand at the head of their queues and all that either waits for is done. What finishes here cannot deadlock on a
@@ -64,9 +64,7 @@ def _home(plan: Plan, action: Action) -> str | None:
     if action.kind in END_OF_STEP:
         return None
     return (
-        ends(plan.placement, action)[0]
-        if action.kind in TRANSFERS
-        else plan.placement.home(action.kind, action.layer)
+        ends(plan.placement, action)[0] if action.kind in TRANSFERS else plan.placement.home(action.kind, action.layer)
     )
 
 
@@ -93,9 +91,7 @@ def _require_end_of_step(plan: Plan, group: str) -> None:
 
 
 def _where(plan: Plan, code: int, nth: int) -> tuple[tuple[str, str], int]:
-    places = [
-        (key, int(p)) for key, queue in plan.queues.items() for p in np.flatnonzero(queue.codes == code)
-    ]
+    places = [(key, int(p)) for key, queue in plan.queues.items() for p in np.flatnonzero(queue.codes == code)]
     return places[nth]
 
 
@@ -127,7 +123,7 @@ def around(key: tuple[str, str], queue: ActionColumn, place: int, mark: str = "^
 
 
 def check(program: Program) -> None:
-    """Run with zero durations and blocking rendezvous. Raises PlanError with every blocked queue where nothing moves."""
+    """Run with zero durations and blocking rendezvous. Raises PlanError showing every blocked queue."""
     run = _Rendezvous(program)
     run.run()
     if run.num_done != program.num_ops:
@@ -209,9 +205,7 @@ class _Rendezvous:
             if k < self.end[q]:
                 obstacle = self._obstacle(k)
                 why = self.program.describe(obstacle) if obstacle is not None else "nothing"
-                left = " ".join(
-                    str(self.program.action(i)) for i in range(k, min(self.end[q], k + SHOWN_AROUND_FAULT))
-                )
+                left = " ".join(str(self.program.action(i)) for i in range(k, min(self.end[q], k + SHOWN_AROUND_FAULT)))
                 lines.append(
                     f"{group:>4} {stream:<8} at {k - self.program.queue_ptr[q]}: {left}\n{'':14}^ waits for {why}"
                 )

@@ -43,9 +43,7 @@ class Term(NamedTuple):
     def __str__(self) -> str:
         width = [f"{self.hidden}h" if self.hidden > 1 else "h"] * bool(self.hidden)
         width += [f"{self.extra_bytes}B"] * bool(self.extra_bytes)
-        return (
-            f"{self.rows.value}*{width[0]}" if len(width) == 1 else f"{self.rows.value}*({' + '.join(width)})"
-        )
+        return f"{self.rows.value}*{width[0]}" if len(width) == 1 else f"{self.rows.value}*({' + '.join(width)})"
 
 
 class Volume(NamedTuple):
@@ -148,9 +146,7 @@ def _layer_edges(model: Model, placement: Placement, layer: int) -> Iterator[Edg
     yield Edge(forward, joined, None if stays else over(Kind.RESIDUAL, Pass.F), NOTHING if stays else row_map)
     yield Edge(expert_f, joined, over(Kind.COMBINE, Pass.F), COPIED_ROWS)
     yield Edge(gradient, expert_b, over(Kind.COMBINE, Pass.B), COPIED_ROWS)
-    yield Edge(
-        gradient, backward, None if stays else over(Kind.RESIDUAL, Pass.B), NOTHING if stays else HIDDEN_ROWS
-    )
+    yield Edge(gradient, backward, None if stays else over(Kind.RESIDUAL, Pass.B), NOTHING if stays else HIDDEN_ROWS)
     yield Edge(expert_b, backward, over(Kind.DISPATCH, Pass.B), DISPATCH_BACKWARD)
     yield from _own_passes(Kind.EXPERT, layer)
 

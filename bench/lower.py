@@ -77,18 +77,14 @@ class _Transfers(NamedTuple):
     def of(cls, plan: Plan, codes: Codes) -> "_Transfers":
         columns = unpack(codes)
         places = np.flatnonzero(np.isin(columns.kind, [int(kind) for kind in TRANSFERS]))
-        bases, which = np.unique(
-            at_microbatch(codes[places], -columns.microbatch[places]), return_inverse=True
-        )
+        bases, which = np.unique(at_microbatch(codes[places], -columns.microbatch[places]), return_inverse=True)
         actions = tuple(view(int(code)) for code in bases)
         return cls(places, which, actions, tuple(ends(plan.placement, action) for action in actions))
 
     def blocking(self, stream: str) -> NDArray[np.int64]:
         """Places of transfers inside their own group that the queue has to wait for."""
         inside = np.array([source == target for source, target in self.ends], dtype=bool)
-        return (
-            self.places[inside[self.which]] if stream == COMPUTE_STREAM and len(inside) else self.places[:0]
-        )
+        return self.places[inside[self.which]] if stream == COMPUTE_STREAM and len(inside) else self.places[:0]
 
 
 def _own_queues(plan: Plan) -> list[_Queue]:
@@ -102,9 +98,7 @@ def _own_queues(plan: Plan) -> list[_Queue]:
         op[kinds == Kind.UPDATE] = Op.UPDATE
         # The receiving half of a blocking exchange follows its sending half.
         after = _Transfers.of(plan, codes).blocking(stream) + 1
-        queues.append(
-            _Queue(group, stream, np.insert(op, after, Op.RECV), np.insert(codes, after, codes[after - 1]))
-        )
+        queues.append(_Queue(group, stream, np.insert(op, after, Op.RECV), np.insert(codes, after, codes[after - 1])))
     return queues
 
 

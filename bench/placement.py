@@ -40,8 +40,8 @@ class Group:
 class Placement:
     """Groups of one replica and the home of every part.
 
-    `attention[l]`, `expert[l]` (None for a dense layer) and `join[l]` name the groups that hold layer l's attention, its
-    experts, and that form x_{l+1}. `shared_on` says which side computes shared experts.
+    `attention[l]`, `expert[l]` (None for a dense layer) and `join[l]` name the groups that hold layer l's attention,
+    its experts, and that form x_{l+1}. `shared_on` says which side computes shared experts.
     """
 
     groups: tuple[Group, ...]
@@ -106,9 +106,7 @@ class Placement:
         expected = 0
         for group in self.groups:
             if group.first != expected or group.size < 1:
-                raise BadInput(
-                    "placement", str(group), f"groups of consecutive ranks; the next begins at {expected}"
-                )
+                raise BadInput("placement", str(group), f"groups of consecutive ranks; the next begins at {expected}")
             expected += group.size
         if len(self.by_name) != len(self.groups):
             raise BadInput("placement", [g.name for g in self.groups], "groups with different names")

@@ -67,7 +67,7 @@ class Plan:
     """What every group does in one optimizer step, in which order. One replica; all replicas run the same plan.
 
     `copies` says which rows of u a dispatch sends ("expert": one per token and expert, "rank": one per token and
-    destination rank); `recompute` what the backward computes again ("none", "full": everything from an action's inputs).
+    destination rank); `recompute` what the backward computes again ("none"; "full": all, from an action's inputs).
     """
 
     system: str
@@ -150,9 +150,7 @@ class _PlanReader:
                     raise self._bad(f"{error.field} {error.value!r}", str(error.allowed)) from None
         missing = [word for word, _ in _homes(_NO_PLACEMENT) if word not in self.homes]
         if not self.head or missing:
-            raise self._bad(
-                "end of text", f"a 'plan' line and 'home' lines for {', '.join(missing) or 'every part'}"
-            )
+            raise self._bad("end of text", f"a 'plan' line and 'home' lines for {', '.join(missing) or 'every part'}")
         return self._plan()
 
     def _bad(self, value: str, allowed: str) -> BadInput:
@@ -164,9 +162,7 @@ class _PlanReader:
                 self.head = {"system": words[1], **dict(word.split("=", 1) for word in words[2:])}
                 unknown = self.head.keys() - {"system", "microbatches", "copies", "recompute", "traits"}
                 if unknown or not self.head.get("microbatches", "").isdigit():
-                    raise self._bad(
-                        " ".join(words), "plan SYSTEM microbatches=N [copies=] [recompute=] [traits=]"
-                    )
+                    raise self._bad(" ".join(words), "plan SYSTEM microbatches=N [copies=] [recompute=] [traits=]")
             case "group":
                 self.groups.append(Group.parse(" ".join(words[1:])))
             case "home" if len(words) > 2:

@@ -74,9 +74,7 @@ def test_a_microbatch_that_is_not_there_is_refused(plan: Plan) -> None:
 def test_the_end_of_the_step_is_needed_once_and_last(plan: Plan, word: str) -> None:
     without = fault(edited(plan, ("A0", "compute"), lambda q: [a for a in q if str(a) != word]))
     assert f"0 x {word}" in str(without)
-    early = fault(
-        edited(plan, ("A0", "compute"), lambda q: [Action.parse(word), *(a for a in q if str(a) != word)])
-    )
+    early = fault(edited(plan, ("A0", "compute"), lambda q: [Action.parse(word), *(a for a in q if str(a) != word)]))
     assert early.value == word
 
 
@@ -147,7 +145,7 @@ def runs_by_brute_force(program) -> bool:  # type: ignore[no-untyped-def]
     moved = True
     while moved:
         moved = False
-        for q in heads:
+        for q in list(heads):
             while heads[q] < program.queue_ptr[q + 1]:
                 k = heads[q]
                 if k in done:

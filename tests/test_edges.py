@@ -82,17 +82,13 @@ def test_a_residual_hop_stands_exactly_where_the_attention_group_changes(case: C
     at = plan.placement
     hops = {e.via.layer for e in edges(case.model, at) if e.via and e.via.kind is Kind.RESIDUAL}
     expected = {
-        layer
-        for layer in range(case.model.num_layers)
-        if at.expert[layer] and at.attention[layer] != at.join[layer]
+        layer for layer in range(case.model.num_layers) if at.expert[layer] and at.attention[layer] != at.join[layer]
     }
     assert hops == expected
 
 
 def test_volumes_print_and_parse() -> None:
-    for volume in {
-        e.volume for e in edges(get_model("tiny"), plan_of(make_case("disagmoe", groups=2)).placement)
-    }:
+    for volume in {e.volume for e in edges(get_model("tiny"), plan_of(make_case("disagmoe", groups=2)).placement)}:
         assert Volume.parse(str(volume)) == volume
     mixed = Volume((Term(Rows.TOKENS, 2, 8), Term(Rows.COPIES, 1), Term(Rows.ASSIGNMENTS, 0, 4)))
     assert str(mixed) == "tokens*(2h + 8B) + copies*h + assignments*4B"

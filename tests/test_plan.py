@@ -21,9 +21,7 @@ GOLDEN_CASES = {
     "disagmoe-two-groups": make_case(
         "disagmoe", microbatches=4, groups=2, attention_ranks=2, expert_ranks=1, round_length=2
     ),
-    "disagmoe-dense-layer": make_case(
-        "disagmoe", "tiny-shared", microbatches=2, groups=2, shared_on="expert"
-    ),
+    "disagmoe-dense-layer": make_case("disagmoe", "tiny-shared", microbatches=2, groups=2, shared_on="expert"),
 }
 
 

@@ -1,8 +1,9 @@
 """`ep`: expert parallelism, the plain baseline. Attention is data parallel over the ranks that share the experts; both
-all-to-alls stand in the compute stream, so nothing hides them. Pipeline stages, interleaved or not, as in megatron-core.
+all-to-alls stand in the compute stream, so nothing hides them. Stages are 1F1B, interleaved or not, as in megatron-core.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from bench.action import Action, Kind, Pass
 from bench.case import Case, CaseSpec, Layout, batch_of
@@ -20,7 +21,7 @@ def chunks_of_layers(num_layers: int, num_chunks: int) -> list[range]:
     bounds = [0]
     for chunk in range(num_chunks):
         bounds.append(bounds[-1] + size + (chunk < extra))
-    return [range(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [range(low, high) for low, high in pairwise(bounds)]
 
 
 class ExpertParallel:
@@ -44,9 +45,7 @@ class ExpertParallel:
         placement = self._placement(model, layout)
         num_microbatches = batch_of(case, placement).num_microbatches
         if layout.vpp > 1 and num_microbatches % layout.pp:
-            raise BadInput(
-                "layout.vpp", layout.vpp, f"1 where pp does not divide the {num_microbatches} micro-batches"
-            )
+            raise BadInput("layout.vpp", layout.vpp, f"1 where pp does not divide the {num_microbatches} micro-batches")
         chunks = chunks_of_layers(model.num_layers, layout.pp * layout.vpp)
         queues = {}
         for stage, group in enumerate(placement.groups):
@@ -67,9 +66,7 @@ class ExpertParallel:
         if layout.pp == 1 and layout.vpp > 1:
             raise BadInput("layout.vpp", layout.vpp, "1 where pp is 1")
         if layout.pp * layout.vpp > model.num_layers:
-            raise BadInput(
-                "layout.pp", layout.pp, f"pp x vpp of at most {model.num_layers} layers of {model.name}"
-            )
+            raise BadInput("layout.pp", layout.pp, f"pp x vpp of at most {model.num_layers} layers of {model.name}")
         groups = tuple(Group(f"S{stage}", stage * layout.ep, layout.ep) for stage in range(layout.pp))
         homes = [""] * model.num_layers
         for chunk, layers in enumerate(chunks_of_layers(model.num_layers, layout.pp * layout.vpp)):
@@ -89,9 +86,7 @@ def _powers_of_two(most: int) -> list[int]:
     return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
 
 
-def _forward(
-    model: Model, at: Placement, layers: range, turn: Turn, compute: list[Action], hops: list[Action]
-) -> None:
+def _forward(model: Model, at: Placement, layers: range, turn: Turn, compute: list[Action], hops: list[Action]) -> None:
     m = turn.microbatch
     if layers.start == 0:
         compute.append(Action(Kind.EMBED, Pass.F, 0, m))

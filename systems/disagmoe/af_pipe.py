@@ -2,8 +2,8 @@
 
 Each group has a fixed order of forwards and a fixed order of backwards: rounds of `round_length` micro-batches pass
 layer after layer (backwards from the last layer up). How the two interleave is decided by playing the step through: a
-free group takes its next backward if the input gradient has arrived, else its next forward unless too many micro-batches
-are in flight, else a waiting weight gradient. The result is an in-order plan: at run time nothing is decided.
+free group takes its next backward if the input gradient has arrived, else its next forward unless too many
+micro-batches are in flight, else a waiting weight gradient. The result is an in-order plan: at run time nothing is decided.
 The paper names the goal (one micro-batch's attention, another's experts and a third's transfer at the same time,
 forward and backward interleaved) but gives no order; this construction is ours.
 """
@@ -21,9 +21,7 @@ Duration = Callable[[Action], float]
 """Expected seconds of an action of micro-batch 0."""
 
 
-def forward_order(
-    placement: Placement, group: str, num_microbatches: int, round_length: int
-) -> Iterator[Action]:
+def forward_order(placement: Placement, group: str, num_microbatches: int, round_length: int) -> Iterator[Action]:
     """Forwards of a group: round by round, layer by layer, micro-batch by micro-batch."""
     layers = _parts(placement, group)
     for first in range(0, num_microbatches, round_length):
@@ -32,9 +30,7 @@ def forward_order(
                 yield Action(kind, Pass.F, layer, m)
 
 
-def backward_order(
-    placement: Placement, group: str, num_microbatches: int, round_length: int
-) -> Iterator[Action]:
+def backward_order(placement: Placement, group: str, num_microbatches: int, round_length: int) -> Iterator[Action]:
     """Backwards of a group: as the forwards, layers from the last to the first."""
     layers = _parts(placement, group)[::-1]
     for first in range(0, num_microbatches, round_length):
@@ -90,9 +86,7 @@ class AFPipe:
     ) -> None:
         self.duration = duration
         self.deferred = deferred
-        self.home = {
-            end: placement.home(end.kind, end.layer) for edge in graph for end in (edge.src, edge.dst)
-        }
+        self.home = {end: placement.home(end.kind, end.layer) for edge in graph for end in (edge.src, edge.dst)}
         self.consumers: dict[Action, list[tuple[Action | None, Action]]] = {}
         self.num_inputs: dict[Action, int] = {}
         for edge in graph:
@@ -133,9 +127,7 @@ class AFPipe:
                     state.busy = True
                     state.order.append(chosen)
                     ticket += 1
-                    heapq.heappush(
-                        events, (now + self.seconds[chosen._replace(microbatch=0)], ticket, name, chosen)
-                    )
+                    heapq.heappush(events, (now + self.seconds[chosen._replace(microbatch=0)], ticket, name, chosen))
         queues: dict[tuple[str, str], list[Action]] = {}
         for name, state in self.groups.items():
             queues[name, "compute"] = [*state.order, Action(Kind.SYNC), Action(Kind.UPDATE)]

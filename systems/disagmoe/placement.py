@@ -22,9 +22,7 @@ def place(model: Model, layout: Layout) -> Placement:
             f"groups x layers_per_chunk of at most {model.num_layers} layers of {model.name}",
         )
     if layout.shared_on == "expert" and not model.num_shared_experts:
-        raise BadInput(
-            "layout.shared_on", "expert", f"attention for {model.name}, which has no shared experts"
-        )
+        raise BadInput("layout.shared_on", "expert", f"attention for {model.name}, which has no shared experts")
     head = (model.num_layers // chunk) % p if layout.head_group is None else layout.head_group
     if head >= p:
         raise BadInput("layout.head_group", head, f"0 to {p - 1}")

@@ -1,12 +1,12 @@
 """megatron-core's modules on any device, without its global state.
 
-Three things in megatron-core 0.16.1 tie modules to CUDA or to `parallel_state`; none is patched, each is
-stepped round: - Process groups are objects of which only ``size()`` and ``rank()`` are asked where a group
-has one rank: `SoloGroup`.
-  (A missing context-parallel group would be looked up in `parallel_state`.)
-- Column- and RowParallelLinear allocate on ``torch.cuda.current_device()`` and compute dW in the backward:
-the layer
-  spec names `MegatronLinear` instead.
+Three things in megatron-core 0.16.1 tie these modules to CUDA or to `parallel_state`; nothing is patched, each
+is stepped round:
+
+- Process groups are asked for ``size()`` and ``rank()`` alone where a group has one rank: `SoloGroup`. A missing
+  context-parallel group would be looked up in `parallel_state`.
+- Column- and RowParallelLinear allocate on ``torch.cuda.current_device()`` and compute dW in the backward: the
+  layer spec names `MegatronLinear` instead.
 - RotaryEmbedding.forward moves its frequencies to CUDA; ``get_freqs_non_repeated`` does not.
 """
 
