@@ -13,10 +13,10 @@ export MPLBACKEND ?= Agg
 BIN := .venv/bin
 BASE := .venv/.base
 TRAIN := .venv/.train
-# Another TORCH than the one that .venv holds makes the stamp out of date.
-TORCH_CHANGED := $(if $(TORCH),$(if $(findstring <$(TORCH)>,<$(shell cat $(TRAIN) 2>/dev/null)>),,torch-changed))
+# Asking for another interpreter or torch than a stamp names makes that stamp out of date.
+changed = $(if $(1),$(if $(findstring <$(1)>,<$(shell cat $(2) 2>/dev/null)>),,changed))
 
-.PHONY: help setup setup-train reproduce-fig7 train-demo test check lint types bench clean clean-venv torch-changed
+.PHONY: help setup setup-train reproduce-fig7 train-demo test check lint types bench clean clean-venv changed
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,8 +54,8 @@ clean: ## remove caches and build output
 clean-venv: ## remove .venv
 	@rm -rf .venv
 
-$(BASE): pyproject.toml constraints.txt tools/setup.sh
+$(BASE): pyproject.toml constraints.txt tools/setup.sh $(call changed,$(PYTHON),$(BASE))
 	@sh tools/setup.sh base
 
-$(TRAIN): $(BASE) $(TORCH_CHANGED)
+$(TRAIN): $(BASE) $(call changed,$(TORCH),$(TRAIN))
 	@sh tools/setup.sh train

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput, unknown
+from bench.placement import Placement
 from bench.plan import Plan
 
 ENTRY_POINTS = "moebench.systems"
@@ -24,6 +25,10 @@ class System(Protocol):
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         """Layouts worth trying for `spec`, likeliest first. All of them divide; they may not fit in memory."""
+        ...
+
+    def placement(self, case: Case) -> Placement:
+        """Where the parts live. Raises BadInput naming the layout field that cannot be."""
         ...
 
     def plan(self, case: Case) -> Plan:
@@ -53,6 +58,11 @@ def plan_of(case: Case) -> Plan:
     system = get_system(case.system)
     case.layout.require_only(system.name, system.fields)
     return system.plan(case)
+
+
+def divisors(whole: int) -> list[int]:
+    """Ascending."""
+    return [n for n in range(1, whole + 1) if whole % n == 0]
 
 
 def require_divides(field: str, value: int, whole: int, what: str) -> None:

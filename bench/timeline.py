@@ -1,4 +1,4 @@
-"""A `Timeline` is what one optimizer step did, operation by operation. Simulated and executed steps have the same columns."""
+"""A `Timeline` is what one optimizer step did; simulated and executed steps have the same columns."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,9 +17,9 @@ class Timeline:
     """Columns of one length, one entry an operation on a rank.
 
     rank: global rank. queue: index into `queues`, (group, stream) names. op: `bench.program.Op`. code: packed action.
-    ready_s: when all it waits for was there; start_s, end_s: when it ran; start - ready is waiting for its turn or port.
-    bytes: bytes that crossed a link (sends: sent, receives: received). flops: model FLOPs executed. alloc_bytes:
-    bytes held from start_s on minus bytes given back at end_s (its sum over time is the memory above the static state).
+    ready_s: when all it waits for was there. start_s, end_s: when it ran; start - ready is waiting for a turn or port.
+    bytes: bytes that crossed a link (sends: sent, receives: received). flops: FLOPs of the action. alloc_bytes: bytes
+    held from start_s on minus bytes given back at end_s; its sum over time is the memory above the static state.
     All times count from the start of the step on one clock; `clock_error_s` bounds its error between ranks.
     `stands_for` is the number of GPUs that each timed rank represents (1 unless symmetry was folded).
     """

@@ -15,6 +15,9 @@ from bench.errors import BadInput, from_pydantic
 Source = Literal["simulated", "measured"]
 Status = Literal["ok", "oom", "diverged", "hang", "timeout", "error", "infeasible"]
 
+# Not strict: a diverged run's nan and inf are words in JSON.
+Number = Annotated[float, Field(strict=False)]
+
 SCHEMA_VERSION = 1
 FINISHED: frozenset[str] = frozenset({"ok", "oom", "infeasible", "diverged"})
 """Statuses that would come out again; a sweep repeats the others."""
@@ -44,8 +47,8 @@ class Trial(BaseModel):
     status: Status
     message: str = ""
     layout: str | None = None
-    metrics: dict[str, float | None] = {}
-    samples: dict[str, list[float]] = {}
+    metrics: dict[str, Number | None] = {}
+    samples: dict[str, list[Number]] = {}
     assumptions: str | None = None
     assumption_values: dict[str, Any] = {}
     code_digest: str | None = None

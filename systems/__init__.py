@@ -3,5 +3,6 @@
 from bench.system import System
 from systems.baselines.ep import ExpertParallel
 from systems.disagmoe.system import DisagMoE
+from systems.reference import Reference
 
-SYSTEMS: dict[str, System] = {system.name: system for system in (ExpertParallel(), DisagMoE())}
+SYSTEMS: dict[str, System] = {system.name: system for system in (Reference(), ExpertParallel(), DisagMoE())}

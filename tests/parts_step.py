@@ -166,9 +166,7 @@ class Step:
                 grad_rows, _, grad_pairs, _ = self.experts[layer, shard].backward(key, grad[pairs.tokens])
                 grad_u.index_add_(0, pairs.tokens, grad_rows.float())
                 grad_weights[pairs.token, pairs.slot] = grad_pairs
-            (grad, *_) = self.attention[layer].backward(
-                key, grad, grad_u.to(grad.dtype), None, grad_weights[:, :-1]
-            )
+            (grad, *_) = self.attention[layer].backward(key, grad, grad_u.to(grad.dtype), None, grad_weights[:, :-1])
         assert self.embed.backward(key, grad) == (None,)
 
     def _dispatch(self, expert_ids: Tensor, part: ExpertPart, shard: int) -> Pairs:

@@ -106,9 +106,7 @@ def test_replayed_ids_keep_the_scores_gradient():
     """Weights come from the scores at the replayed ids, so the router learns through them."""
     batch = sequences(BASE)
     generator = torch.Generator().manual_seed(3)
-    replay = {
-        layer: torch.rand(4, 6, BASE.num_experts, generator=generator).topk(2).indices for layer in range(2)
-    }
+    replay = {layer: torch.rand(4, 6, BASE.num_experts, generator=generator).topk(2).indices for layer in range(2)}
     step = compare(BASE, Layout(), batch, replay)
     assert torch.equal(torch.cat(step.expert_ids[1]).view(4, 6, 2), replay[1])
     assert step.grads()["layers.0.router.weight"].norm() > 0
@@ -185,9 +183,7 @@ def test_expert_sums_are_rounded_once():
     rows, weights = torch.randn(1, 32).bfloat16(), torch.tensor([100.0, 1.0, 1.0])
     index = torch.zeros(3, dtype=torch.int64)
     y = part(rows, index, weights, [1, 1, 1, 0, 0, 0, 0, 0])
-    apart = [
-        part(rows, index[:1], weights[e : e + 1], [int(e == other) for other in range(8)]) for e in range(3)
-    ]
+    apart = [part(rows, index[:1], weights[e : e + 1], [int(e == other) for other in range(8)]) for e in range(3)]
     assert torch.equal(y, sum(part.float() for part in apart).bfloat16())
 
 
@@ -258,3 +254,56 @@ def test_experts_outside_the_model_and_wrong_counts_are_refused():
     part = ExpertPart(BASE, 0, first_expert=6, num_local_experts=2, device="cpu", dtype=torch.float32)
     with pytest.raises(BadInput, match="counts"):
         part(torch.zeros(3, 32), torch.zeros(2, dtype=torch.int64), torch.ones(2), [1, 0])
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("model", [SHARED, VARIANTS["sigmoid"], VARIANTS["dense first"]], ids=lambda m: m.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cuda_equals_the_reference(model, dtype):
+    batch = sequences(model, length=16)
+    reference = ReferenceModel(model, SEED, norm_jitter=NORM_JITTER)
+    expected = reference.loss_and_gradients(batch, collect_ids=True)
+    step = Step(model, Layout(num_shards=4, shared_on_attention=False), 4, dtype, "cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        loss = step.run(batch, {layer: ids.cuda() for layer, ids in expected.expert_ids.items()})
+    torch.cuda.synchronize()
+    assert loss == pytest.approx(expected.loss, rel=1e-6 if dtype == torch.float32 else 5e-3)
+    grads = {name: grad.cpu() for name, grad in step.grads().items()}
+    assert_equal_grads(grads, expected.grads, 2e-5 if dtype == torch.float32 else 0.1)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_no_pass_waits_for_the_device():
+    """The host must run ahead: with synchronisation forbidden, a bf16 step of every part goes through."""
+    model = MODELS["tiny-shared"]
+    where = {"device": "cuda", "dtype": torch.bfloat16}
+    attention = Island(AttentionPart(model, 1, global_sequences=4, **where))
+    expert = Island(ExpertPart(model, 1, first_expert=0, num_local_experts=8, shared_on_expert=True, **where))
+    head = Island(HeadPart(model, **where))
+    x = torch.randn(32, 64, **where)
+    index, weights = torch.arange(32, device="cuda") % 32, torch.rand(32, device="cuda")
+    labels = torch.zeros(32, dtype=torch.int64, device="cuda")
+    for island in (attention, expert, head):
+        initialise(island.part, SEED)
+
+    def step() -> None:
+        out = attention.forward(0, x, 2, recompute=True)
+        y = expert.forward(0, out.u, index, weights, [4, 0, 8, 0, 0, 4, 0, 0, 16])
+        head.forward(0, out.h + y, labels, 1.0)
+        grad = head.backward(0)[0]
+        grad_u = expert.backward(0, grad)[0]
+        attention.backward(0, grad, grad_u, None, torch.ones_like(out.weights))
+        for island in (head, expert, attention):
+            island.weight_gradient(0)
+
+    step()  # buffers and the rotary table are made once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

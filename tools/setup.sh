@@ -66,20 +66,21 @@ setup_base() {
     # The build runs in .venv, with the pinned setuptools, not in an environment of pip's own.
     pip_install setuptools
     pip_install --no-build-isolation --editable .
-    "$python" -c 'import sys; print(sys.executable)' >.venv/.base
+    echo "$python" >.venv/.base
 }
 
 setup_train() {
     [ -n "$torch" ] || torch=$(cat .venv/.train 2>/dev/null || echo "$default_torch")
     shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_system_torch.pth
-    rm -f "$shared"
+    # A failure below leaves no stamp, so that the next call starts over.
+    rm -f "$shared" .venv/.train
     case $torch in
         system)
             [ -n "$python" ] || python=$(cat .venv/.base)
             home=$(torch_home "$python") || die "TORCH: 'system' is not valid; allowed: with a PYTHON that has torch, and $python has none"
             [ "$(version_of "$python")" = "$(version_of .venv/bin/python)" ] ||
                 die "PYTHON: '$python' is $("$python" -V); allowed: the version of .venv, $(.venv/bin/python -V) (or remove .venv)"
-            .venv/bin/python -m pip uninstall --quiet --yes torch triton
+            .venv/bin/python -m pip uninstall --quiet --yes torch triton 2>/dev/null
             # Like --system-site-packages, but right also where PYTHON is itself in an environment.
             echo "$home" >"$shared"
             echo "installing the training and development packages into .venv, with the torch of $python"

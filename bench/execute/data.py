@@ -145,9 +145,7 @@ class TextCorpus:
         BadInput: a vocabulary that bytes do not fit in, or a split too short for one sequence.
     """
 
-    def __init__(
-        self, seq_len: int, seed: int, split: Split = "train", vocab_size: int = BYTE_VOCAB_SIZE
-    ) -> None:
+    def __init__(self, seq_len: int, seed: int, split: Split = "train", vocab_size: int = BYTE_VOCAB_SIZE) -> None:
         _check_sequence_arguments(seq_len, seed)
         if split not in get_args(Split):
             raise unknown("split", split, get_args(Split))
@@ -262,7 +260,14 @@ def read_microbatch(
 ) -> NDArray[np.int64]:
     """Tokens [mbs, seq_len + 1] of one micro-batch on one rank, numbered by `sequence_index`."""
     first = sequence_index(
-        step, replica, microbatch, rank, 0,
-        num_replicas=num_replicas, num_microbatches=num_microbatches, num_ranks=num_ranks, mbs=mbs,
+        step,
+        replica,
+        microbatch,
+        rank,
+        0,
+        num_replicas=num_replicas,
+        num_microbatches=num_microbatches,
+        num_ranks=num_ranks,
+        mbs=mbs,
     )
     return np.stack([corpus.sequence(first + j) for j in range(mbs)])

@@ -73,9 +73,7 @@ def _feed_forward(at: str, hidden: int, width: int) -> dict[str, tuple[int, ...]
     return {f"{at}.fc1": (2 * width, hidden), f"{at}.fc2": (hidden, width)}
 
 
-def initial_value(
-    name: str, shape: tuple[int, ...], *, seed: int, num_layers: int, norm_jitter: float = 0.0
-) -> Tensor:
+def initial_value(name: str, shape: tuple[int, ...], *, seed: int, num_layers: int, norm_jitter: float = 0.0) -> Tensor:
     """The parameter at the start of training, fp32 on the CPU.
 
     Normal with standard deviation 0.02, of output projections 0.02 / sqrt(2 x layers) (GPT-2); norms are one,
@@ -103,15 +101,12 @@ def initialise(part: nn.Module, seed: int, *, norm_jitter: float = 0.0) -> None:
         for name, param, expert in _global_views(part):
             view = param if expert is None else param[expert]
             view.copy_(
-                initial_value(
-                    name, tuple(view.shape), seed=seed, num_layers=num_layers, norm_jitter=norm_jitter
-                )
+                initial_value(name, tuple(view.shape), seed=seed, num_layers=num_layers, norm_jitter=norm_jitter)
             )
 
 
 def named_global(part: nn.Module) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """(global name, parameter, main_grad) of every parameter of a part; of grouped experts one entry an
-    expert.
+    """(global name, parameter, main_grad) of a part's parameters; of grouped experts one entry an expert.
 
     Both tensors are views that share memory with the part's own; missing gradient buffers are made, and zero.
     """

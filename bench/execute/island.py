@@ -51,8 +51,7 @@ class Island:
     def forward(self, key: Hashable, *inputs: Any, recompute: bool = False, **options: Any) -> Any:
         """Pass F. Keeps the graph, or with ``recompute`` the inputs only.
 
-        Returns what the part returns, detached. Inputs must not be changed in place before the key is
-        finished.
+        Returns what the part returns, detached. Inputs must stay unchanged until the key is finished.
         """
         if key in self._flights:
             raise IslandError(f"{self!r}: forward of key {key!r} while that key is in flight")

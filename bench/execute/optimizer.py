@@ -35,8 +35,7 @@ class AdamW:
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.num_steps = 0
         values = [param.detach() for param in self.params]
-        # detach shares memory, to() copies only where the dtype changes: an fp32 parameter is its own main
-        # weight.
+        # Shares memory where the dtype does not change: an fp32 parameter is its own main weight.
         self.main = [value.to(torch.promote_types(value.dtype, torch.float32)) for value in values]
         self._rounded = [
             (value, main) for value, main in zip(values, self.main, strict=True) if value.dtype != main.dtype
@@ -62,9 +61,7 @@ class AdamW:
         denominators = torch._foreach_sqrt(self.second_moments)
         torch._foreach_div_(denominators, math.sqrt(1 - beta2**self.num_steps))
         torch._foreach_add_(denominators, self.eps)
-        torch._foreach_addcdiv_(
-            self.main, self.first_moments, denominators, -self.lr / (1 - beta1**self.num_steps)
-        )
+        torch._foreach_addcdiv_(self.main, self.first_moments, denominators, -self.lr / (1 - beta1**self.num_steps))
         for value, main in self._rounded:
             value.copy_(main)
 

@@ -23,9 +23,7 @@ ExpertIds = dict[int, Tensor]  # layer -> int64 [sequences, S, k]
 
 
 class LossAndGradients(NamedTuple):
-    """Loss of the batch; gradients by global name, in fp32 (fp64 for an fp64 model); ids, empty unless asked
-    for.
-    """
+    """Loss of the batch; gradients by global name in fp32 (fp64 of an fp64 model); ids where asked for."""
 
     loss: float
     grads: dict[str, Tensor]
@@ -54,9 +52,7 @@ class ReferenceModel:
         self.wide = torch.promote_types(dtype, torch.float32)
         self.parameters: dict[str, Tensor] = {}
         for name, shape in parameter_shapes(model).items():
-            value = initial_value(
-                name, shape, seed=seed, num_layers=model.num_layers, norm_jitter=norm_jitter
-            )
+            value = initial_value(name, shape, seed=seed, num_layers=model.num_layers, norm_jitter=norm_jitter)
             self.parameters[name] = value.to(device=self.device, dtype=dtype).requires_grad_()
 
     def loss_and_gradients(
@@ -117,10 +113,8 @@ class ReferenceModel:
             if self.model.num_shared_experts:
                 y = y + self._feed_forward(at + "shared", u)
             x = (h + y).to(self.dtype)
-        logits = functional.linear(self._norm("final_norm.weight", x), self.parameters["head.weight"]).to(
-            self.wide
-        )
-        total = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        logits = functional.linear(self._norm("final_norm.weight", x), self.parameters["head.weight"])
+        total = functional.cross_entropy(logits.to(self.wide).flatten(0, 1), labels.flatten(), reduction="sum")
         return loss + total / (num_sequences * tokens.shape[1]), ids
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
@@ -180,7 +174,8 @@ class ReferenceModel:
         model, length = self.model, ids.shape[1]
         total = torch.zeros((), dtype=self.wide, device=self.device)
         for of_one, chosen in zip(scores, ids, strict=True):
-            fraction = torch.bincount(chosen.flatten(), minlength=model.num_experts) / (length * model.top_k)
+            counts = torch.bincount(chosen.flatten(), minlength=model.num_experts).to(self.wide)
+            fraction = counts / (length * model.top_k)
             total = total + model.aux_loss_coeff * model.num_experts * (fraction * of_one.mean(dim=0)).sum()
         return total + model.z_loss_coeff * logits.logsumexp(dim=-1).square().mean(dim=1).sum()
 
@@ -204,9 +199,7 @@ class StepResult(NamedTuple):
     grad_norm: float
 
 
-def reference_step(
-    reference: ReferenceModel, optimizer: AdamW, sequences: Tensor, *, max_norm: float
-) -> StepResult:
+def reference_step(reference: ReferenceModel, optimizer: AdamW, sequences: Tensor, *, max_norm: float) -> StepResult:
     """One optimizer step on a global batch [B, S + 1], gradients clipped to ``max_norm``."""
     loss, grads, _ = reference.loss_and_gradients(sequences)
     for name, parameter in reference.parameters.items():

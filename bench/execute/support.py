@@ -40,8 +40,7 @@ def _refused(model: Model) -> list[tuple[str, object, str]]:
 def unsupported(model: Model) -> list[str]:
     """The model's fields that keep it from being executed, each as one line; empty where it can be."""
     return [
-        str(BadInput(f"model.{field}", value, f"{allowed} to execute"))
-        for field, value, allowed in _refused(model)
+        str(BadInput(f"model.{field}", value, f"{allowed} to execute")) for field, value, allowed in _refused(model)
     ]
 
 

@@ -43,7 +43,7 @@ class WeightGradStore:
             _collecting.reset(token)
 
     def append(self, param: Tensor, accumulate: Callable[..., None], *operands: Any) -> None:
-        """Puts ``accumulate(main_grad(param), *operands)`` off until `run`."""
+        """Puts ``accumulate(main_grad(param), *operands)`` off until `run`. Operands are detached tensors."""
         self._pending.append((param, accumulate, operands))
 
     def run(self) -> None:
@@ -70,9 +70,7 @@ def main_grad(param: Tensor) -> Tensor:
 
 
 def accumulate_in_backward(param: torch.nn.Parameter) -> None:
-    """Has autograd's gradient of a parameter that no GEMM reads moved into ``main_grad`` as soon as it
-    exists.
-    """
+    """Has autograd's gradient of a parameter moved into ``main_grad`` as soon as it exists."""
 
     def move(leaf: Tensor) -> None:
         if leaf.grad is not None:
@@ -82,9 +80,7 @@ def accumulate_in_backward(param: torch.nn.Parameter) -> None:
     param.register_post_accumulate_grad_hook(move)
 
 
-def _defer(
-    store: WeightGradStore | None, param: Tensor, accumulate: Callable[..., None], *operands: Any
-) -> None:
+def _defer(store: WeightGradStore | None, param: Tensor, accumulate: Callable[..., None], *operands: Any) -> None:
     if store is not None:
         store.append(param, accumulate, *operands)
         return
@@ -125,7 +121,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = (grad @ weight.to(ctx.compute_dtype)).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            _defer(ctx.store, weight, _accumulate_linear, grad, x)
+            _defer(ctx.store, weight, _accumulate_linear, grad, x.detach())
         return grad_x, None, None, None
 
 
@@ -181,13 +177,11 @@ class _GroupedLinear(torch.autograd.Function):
         grad = grad.contiguous()  # grouped_mm refuses expanded gradients
         grad_x = functional.grouped_mm(grad, weight, offs=offsets) if ctx.needs_input_grad[0] else None
         if ctx.needs_input_grad[1]:
-            _defer(ctx.store, weight, _accumulate_grouped, grad, x, offsets, ctx.counts)
+            _defer(ctx.store, weight, _accumulate_grouped, grad, x.detach(), offsets, ctx.counts)
         return grad_x, None, None, None, None
 
 
-def _accumulate_grouped(
-    into: Tensor, grad: Tensor, x: Tensor, offsets: Tensor, counts: tuple[int, ...]
-) -> None:
+def _accumulate_grouped(into: Tensor, grad: Tensor, x: Tensor, offsets: Tensor, counts: tuple[int, ...]) -> None:
     """into [groups, out, in] += grad_e^T x_e for every group e."""
     product = functional.grouped_mm(grad.t(), x, offs=offsets)
     if 0 in counts:

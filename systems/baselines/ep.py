@@ -1,9 +1,11 @@
-"""`ep`: expert parallelism, the plain baseline. Attention is data parallel over the ranks that share the experts; both
-all-to-alls stand in the compute stream, so nothing hides them. Stages are 1F1B, interleaved or not, as in megatron-core.
+"""`ep`: expert parallelism, the plain baseline.
+
+Attention is data parallel over the ranks that share the experts; both all-to-alls stand in the compute stream, so
+nothing hides them. Pipeline stages are 1F1B, interleaved or not, in megatron-core's order.
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 
 from bench.action import Action, Kind, Pass
 from bench.case import Case, CaseSpec, Layout, batch_of
@@ -11,7 +13,7 @@ from bench.errors import BadInput
 from bench.models import Model
 from bench.placement import Group, Placement
 from bench.plan import ActionColumn, Plan
-from bench.system import require_divides
+from bench.system import divisors, require_divides
 from systems.baselines.interleaved import Turn, turns
 
 
@@ -32,36 +34,18 @@ class ExpertParallel:
     fields = frozenset({"mbs", "replicas", "ep", "pp", "vpp", "copies", "recompute", "shard_state"})
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
-        gpus, model = spec.cluster.num_gpus, spec.model
-        for ep in _powers_of_two(min(gpus, model.num_experts)):
-            for pp in _powers_of_two(gpus // ep):
-                for vpp in (1, 2, 4) if pp > 1 else (1,):
-                    if model.num_experts % ep == 0 and pp * vpp <= model.num_layers:
-                        for recompute in ("none", "full"):
-                            yield Layout.make(ep=ep, pp=pp, vpp=vpp, recompute=recompute)
+        gpus, model, sequences = spec.cluster.num_gpus, spec.model, spec.workload.num_sequences
+        for ep in (n for n in divisors(model.num_experts) if n <= gpus):
+            for pp in (n for n in divisors(gpus // ep) if n <= model.num_layers):
+                replicas = gpus // (ep * pp)
+                for mbs, vpp, recompute in product((1, 2), (1, 2, 4), ("none", "full")):
+                    num_microbatches, left = divmod(sequences, replicas * ep * mbs)
+                    interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0
+                    if left == 0 and num_microbatches and (vpp == 1 or interleaves):
+                        yield Layout.make(ep=ep, pp=pp, vpp=vpp, mbs=mbs, replicas=replicas, recompute=recompute)
 
-    def plan(self, case: Case) -> Plan:
+    def placement(self, case: Case) -> Placement:
         layout, model = case.layout, case.model
-        placement = self._placement(model, layout)
-        num_microbatches = batch_of(case, placement).num_microbatches
-        if layout.vpp > 1 and num_microbatches % layout.pp:
-            raise BadInput("layout.vpp", layout.vpp, f"1 where pp does not divide the {num_microbatches} micro-batches")
-        chunks = chunks_of_layers(model.num_layers, layout.pp * layout.vpp)
-        queues = {}
-        for stage, group in enumerate(placement.groups):
-            compute: list[Action] = []
-            hops: list[Action] = []
-            for turn in turns(stage, layout.pp, layout.vpp, num_microbatches):
-                layers = chunks[turn.chunk * layout.pp + stage]
-                step = _forward if turn.pass_ is Pass.F else _backward
-                step(model, placement, layers, turn, compute, hops)
-            compute += [Action(Kind.SYNC), Action(Kind.UPDATE)]
-            queues[group.name, "compute"] = ActionColumn.of(compute)
-            if hops:
-                queues[group.name, "hops"] = ActionColumn.of(hops)
-        return Plan(self.name, placement, queues, num_microbatches, layout.copies, layout.recompute)
-
-    def _placement(self, model: Model, layout: Layout) -> Placement:
         require_divides("layout.ep", layout.ep, model.num_experts, f"experts of {model.name}")
         if layout.pp == 1 and layout.vpp > 1:
             raise BadInput("layout.vpp", layout.vpp, "1 where pp is 1")
@@ -81,9 +65,26 @@ class ExpertParallel:
             join=tuple(homes),
         )
 
-
-def _powers_of_two(most: int) -> list[int]:
-    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
+    def plan(self, case: Case) -> Plan:
+        layout, model = case.layout, case.model
+        placement = self.placement(case)
+        num_microbatches = batch_of(case, placement).num_microbatches
+        if layout.vpp > 1 and num_microbatches % layout.pp:
+            raise BadInput("layout.vpp", layout.vpp, f"1 where pp does not divide the {num_microbatches} micro-batches")
+        chunks = chunks_of_layers(model.num_layers, layout.pp * layout.vpp)
+        queues = {}
+        for stage, group in enumerate(placement.groups):
+            compute: list[Action] = []
+            hops: list[Action] = []
+            for turn in turns(stage, layout.pp, layout.vpp, num_microbatches):
+                layers = chunks[turn.chunk * layout.pp + stage]
+                step = _forward if turn.pass_ is Pass.F else _backward
+                step(model, placement, layers, turn, compute, hops)
+            compute += [Action(Kind.SYNC), Action(Kind.UPDATE)]
+            queues[group.name, "compute"] = ActionColumn.of(compute)
+            if hops:
+                queues[group.name, "hops"] = ActionColumn.of(hops)
+        return Plan(self.name, placement, queues, num_microbatches, layout.copies, layout.recompute)
 
 
 def _forward(model: Model, at: Placement, layers: range, turn: Turn, compute: list[Action], hops: list[Action]) -> None:

@@ -3,7 +3,7 @@
 Each group has a fixed order of forwards and a fixed order of backwards: rounds of `round_length` micro-batches pass
 layer after layer (backwards from the last layer up). How the two interleave is decided by playing the step through: a
 free group takes its next backward if the input gradient has arrived, else its next forward unless too many
-micro-batches are in flight, else a waiting weight gradient. The result is an in-order plan: at run time nothing is decided.
+micro-batches are in flight, else a waiting weight gradient. The result is an in-order plan: run time decides nothing.
 The paper names the goal (one micro-batch's attention, another's experts and a third's transfer at the same time,
 forward and backward interleaved) but gives no order; this construction is ours.
 """

@@ -1,13 +1,24 @@
 """`disagmoe`: attention and experts on disjoint groups of GPUs, many-to-many exchange, the AF-Pipe schedule."""
 
 from collections.abc import Iterator
+from itertools import product
 
-from bench.action import Action
+import numpy as np
+
+from bench.action import TRANSFERS, Action
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.edges import edges
+from bench.placement import Placement
 from bench.plan import ActionColumn, Plan
-from systems.disagmoe.af_pipe import AFPipe
+from bench.system import divisors
+from systems.disagmoe.af_pipe import AFPipe, Duration
 from systems.disagmoe.placement import place
+
+PLANNED_ON = "datasheet"
+"""Assumptions that the order is made with, whatever a step is simulated with: a plan depends on its case alone."""
+
+LEAST_USED = 0.75
+"""Layouts that leave more than a quarter of the GPUs idle are not worth trying."""
 
 
 class DisagMoE:
@@ -16,49 +27,68 @@ class DisagMoE:
     name = "disagmoe"
     summary = "attention and experts on disjoint GPU groups, M2N exchange, AF-Pipe rounds"
     fields = frozenset(
-        {
-            "mbs",
-            "replicas",
-            "attention_ranks",
-            "expert_ranks",
-            "groups",
-            "layers_per_chunk",
-            "round_length",
-            "head_group",
-        }
-        | {"shared_on", "copies", "recompute", "shard_state"}
+        {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "layers_per_chunk", "round_length"}
+        | {"deferred_w", "head_group", "shared_on", "copies", "recompute", "shard_state"}
     )
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
-        gpus, model = spec.cluster.num_gpus, spec.model
-        for groups in (4, 2, 8, 1):
-            for m, n in ((16, 16), (8, 8), (8, 16), (16, 8), (32, 32)):
-                if (m + n) * groups <= gpus and model.num_experts % n == 0 and groups <= model.num_layers:
-                    for recompute in ("none", "full"):
-                        for rounds in (groups, 2 * groups, 4 * groups):
+        gpus, model, sequences = spec.cluster.num_gpus, spec.model, spec.workload.num_sequences
+        shared = ("attention", "expert") if model.num_shared_experts else ("attention",)
+        for m, n in product(divisors(sequences), divisors(model.num_experts)):
+            for p in (p for p in divisors(gpus // (m + n)) if p <= min(8, model.num_layers)):
+                replicas = gpus // (p * (m + n))
+                if replicas * p * (m + n) < LEAST_USED * gpus or sequences % (replicas * m):
+                    continue
+                for mbs, recompute, shared_on in product((1, 2), ("none", "full"), shared):
+                    if sequences % (replicas * m * mbs) == 0:
+                        # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
+                        for rounds, deferred in ((4, 0), (2, 2), (1, 0)):
                             yield Layout.make(
-                                groups=groups,
                                 attention_ranks=m,
                                 expert_ranks=n,
-                                round_length=rounds,
+                                groups=p,
+                                replicas=replicas,
+                                mbs=mbs,
                                 recompute=recompute,
+                                shared_on=shared_on,
+                                round_length=rounds * p,
+                                deferred_w=deferred * p,
                             )
+
+    def placement(self, case: Case) -> Placement:
+        return place(case.model, case.layout)
 
     def plan(self, case: Case) -> Plan:
         layout = case.layout
-        placement = place(case.model, layout)
+        placement = self.placement(case)
         num_microbatches = batch_of(case, placement).num_microbatches
         pipe = AFPipe(
             placement,
             list(edges(case.model, placement)),
             num_microbatches,
-            _unit,
+            expected_durations(case, placement),
             min(layout.round_length, num_microbatches),
-            deferred=0,
+            layout.deferred_w,
         )
         queues = {key: ActionColumn.of(queue) for key, queue in pipe.run().items()}
         return Plan(self.name, placement, queues, num_microbatches, layout.copies, layout.recompute)
 
 
-def _unit(action: Action) -> float:
-    return 1.0
+def expected_durations(case: Case, placement: Placement) -> Duration:
+    """Seconds of an action on the slowest rank of its group, under data-sheet assumptions; each looked up once."""
+    try:
+        from bench.assumptions import get_assumptions
+        from bench.predict import costs_of
+    except ImportError:
+        return lambda action: 1.0
+
+    costs = costs_of(case, placement, get_assumptions(PLANNED_ON))
+    known: dict[Action, float] = {}
+
+    def duration(action: Action) -> float:
+        if action not in known:
+            transfer = action.kind in TRANSFERS
+            known[action] = costs.transfer_s(action) if transfer else float(np.max(costs.seconds(action)))
+        return known[action]
+
+    return duration

@@ -15,9 +15,7 @@ from bench.models import Model
 
 
 class AttentionOutput(NamedTuple):
-    """``h`` [T, H]; of a mixture layer also ``u`` [T, H], ids int64 [T, k], weights fp32 [T, k], losses fp32
-    [].
-    """
+    """``h`` [T, H]; of a mixture layer also ``u`` [T, H], ids int64 [T, k], weights fp32 [T, k] and the losses."""
 
     h: Tensor
     u: Tensor | None = None

@@ -27,9 +27,7 @@ class EmbedPart(nn.Module):
         require_supported(model)
         super().__init__()
         self.model = model
-        self.weight = nn.Parameter(
-            torch.empty(model.vocab_size, model.hidden_size, device=device, dtype=dtype)
-        )
+        self.weight = nn.Parameter(torch.empty(model.vocab_size, model.hidden_size, device=device, dtype=dtype))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 [b, S] -> [b x S, H], sequence after sequence."""
@@ -61,9 +59,7 @@ class HeadPart(nn.Module):
         super().__init__()
         self.model = model
         self.norm = rms_norm(model, model.hidden_size, device=torch.device(device), dtype=dtype)
-        self.head = DeferredLinear(
-            model.hidden_size, model.vocab_size, device=torch.device(device), dtype=dtype
-        )
+        self.head = DeferredLinear(model.hidden_size, model.vocab_size, device=torch.device(device), dtype=dtype)
 
     def forward(self, x: Tensor, labels: Tensor, scale: float) -> Tensor:
         """scale * the sum over rows of -log softmax(logits)[label], an fp32 scalar.

@@ -17,12 +17,10 @@ from bench.models import Model
 
 
 class ExpertPart(nn.Module):
-    """Routed experts ``first_expert`` to ``first_expert + num_local_experts - 1`` of a layer, as grouped
-    GEMMs.
+    """``num_local_experts`` routed experts of a layer from ``first_expert`` on, as grouped GEMMs.
 
-    With ``shared_on_expert`` the shared experts are one more expert behind the routed ones, of their own
-    width. Weights are uninitialised: see `bench.execute.init`. fc1 [E, 2 x width, H] holds gate and up, fc2
-    [E, H, width].
+    With ``shared_on_expert`` the shared experts are one more expert behind the routed ones, of their own width.
+    Weights are uninitialised (see `bench.execute.init`): fc1 [E, 2 x width, H], gate first; fc2 [E, H, width].
     """
 
     def __init__(
@@ -38,9 +36,7 @@ class ExpertPart(nn.Module):
     ) -> None:
         require_supported(model)
         if not 0 <= first_expert <= first_expert + num_local_experts <= model.num_experts:
-            raise BadInput(
-                "num_local_experts", num_local_experts, f"at most {model.num_experts - first_expert}"
-            )
+            raise BadInput("num_local_experts", num_local_experts, f"at most {model.num_experts - first_expert}")
         super().__init__()
         where: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
         self.model, self.layer = model, layer
@@ -62,17 +58,14 @@ class ExpertPart(nn.Module):
 
         Args:
             rows: [R, H] of u.
-            row_index: int64 [P], the row of every pair; pairs are sorted by local expert, the shared ones
-                last.
+            row_index: int64 [P], the row of every pair; sorted by local expert, the shared ones last.
             weights: fp32 [P].
             counts: pairs of every slot, on the host.
         Returns:
             [R, H] in the dtype of ``rows``.
         """
         if len(counts) != self.num_slots or sum(counts) != row_index.shape[0]:
-            raise BadInput(
-                "counts", list(counts), f"{self.num_slots} counts that sum to {row_index.shape[0]}"
-            )
+            raise BadInput("counts", list(counts), f"{self.num_slots} counts that sum to {row_index.shape[0]}")
         routed = list(counts[: self.num_local_experts])
         num_routed = sum(routed)
         x = _Gather.apply(rows, row_index)

@@ -43,9 +43,7 @@ class MegatronLinear(DeferredLinear):
 
     def __init__(self, in_features: int, out_features: int, *, config: Any, bias: bool, **_: Any) -> None:
         assert not bias
-        super().__init__(
-            in_features, out_features, device=torch.get_default_device(), dtype=config.params_dtype
-        )
+        super().__init__(in_features, out_features, device=torch.get_default_device(), dtype=config.params_dtype)
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return super().forward(x), None

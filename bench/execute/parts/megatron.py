@@ -94,9 +94,7 @@ class SDPACoreAttention(nn.Module):
         super().__init__()
         self.softmax_scale = softmax_scale
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None = None, **_: Any
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None = None, **_: Any) -> Tensor:
         """[S, b, heads, head dim] -> [S, b, heads x head dim]."""
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         out = functional.scaled_dot_product_attention(

@@ -32,9 +32,7 @@ class _Choice:
         self.replayed = replay_ids is not None
         self.values: Tensor | None = None
 
-    def get_replay_topk(
-        self, scores: Tensor, topk: int, num_groups: Any, group_topk: Any, choose: Any
-    ) -> Any:
+    def get_replay_topk(self, scores: Tensor, topk: int, num_groups: Any, group_topk: Any, choose: Any) -> Any:
         if not self.replayed:
             _, self.ids = choose(scores, topk, num_groups=num_groups, group_topk=group_topk)
         assert self.ids is not None
@@ -52,9 +50,7 @@ class Router(nn.Module):
     are laid out.
     """
 
-    def __init__(
-        self, model: Model, *, global_sequences: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, model: Model, *, global_sequences: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.model = model
         self.global_sequences = global_sequences
@@ -68,8 +64,7 @@ class Router(nn.Module):
         logits = self.gate(u)
         choice = _Choice(replay_ids)
         softmax = model.router_score == "softmax"
-        # A softmax over all experts that is normalised over the chosen ones is a softmax over the chosen
-        # ones.
+        # A softmax over all experts, normalised over the chosen ones, is a softmax over the chosen ones.
         over_all = softmax and not (model.router_softmax_after_topk or model.router_normalize)
         dense, _ = topk_routing_with_score_function(
             logits,
@@ -109,7 +104,7 @@ class Router(nn.Module):
             scores = torch.sigmoid(logits)
             scores = scores / (scores.sum(dim=-1, keepdim=True) + 1e-20)
         by_position = scores.view(num_sequences, tokens, num_experts).transpose(0, 1).flatten(1)
-        chosen = expert_ids.view(num_sequences, -1)
+        chosen = expert_ids.reshape(num_sequences, -1)
         counts = torch.zeros(num_sequences, num_experts, device=logits.device)
         counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=counts.dtype))
         loss: Tensor = switch_load_balancing_loss_func(

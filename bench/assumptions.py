@@ -1,0 +1,142 @@
+"""The named assumptions of the cost model: what of each peak is reached, and what every action and message costs besides.
+
+A peak or a bandwidth comes from the cluster; an assumption says which share of it is reached. No constant here was
+chosen to make a figure look like a published one.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bench.errors import BadInput, from_pydantic, unknown
+
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Assumptions(BaseModel):
+    """Shares of the data sheet's figures that are reached, and fixed costs. Immutable; printed with every figure.
+
+    Attributes:
+        gemm, grouped_gemm, grouped_gemm_backward: share of the dense peak; the last is for input and weight
+            gradients of grouped GEMMs, whose rows are few per expert.
+        attention_forward, attention_backward: share of the dense peak that the attention core reaches on long spans.
+        attention_half_span: mean span of keys, in tokens, at which the core reaches half of that share:
+            share(span) = share * span / (span + attention_half_span); a causal sequence's span is its length.
+        attention_backward_factor: work of the core's backward over that of its forward.
+        hbm, optimizer: share of the memory bandwidth reached by elementwise kernels, and by the optimizer's.
+        nvlink, nic_all_to_all, nic_many_to_many, nic_collective: share of a link's bandwidth, for exchanges inside one
+            group, between two groups, and for gradient sums.
+        transfer_s: seconds of every transfer on top of the link's latency.
+        kernel_s: seconds of every kernel on top of its roofline time.
+        communication_sms: streaming multiprocessors taken from the computation of every system, at all times.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    gemm: Share
+    grouped_gemm: Share
+    grouped_gemm_backward: Share
+    attention_forward: Share
+    attention_backward: Share
+    attention_half_span: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+    attention_backward_factor: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)]
+    hbm: Share
+    optimizer: Share
+    nvlink: Share
+    nic_all_to_all: Share
+    nic_many_to_many: Share
+    nic_collective: Share
+    transfer_s: Seconds
+    kernel_s: Seconds
+    communication_sms: Annotated[int, Field(ge=0, le=4096)]
+
+    def __str__(self) -> str:
+        """``key=value`` for every field; `with_overrides` reads them."""
+        return " ".join(f"{key}={getattr(self, key)!r}" for key in type(self).model_fields)
+
+    def with_overrides(self, pairs: Iterable[str]) -> "Assumptions":
+        """These with ``key=value`` pairs put in. Raises BadInput naming the key or the value."""
+        values = self.model_dump()
+        for pair in pairs:
+            key, equals, word = pair.partition("=")
+            if not equals:
+                raise BadInput("assumptions", pair, "key=value")
+            if key not in values:
+                raise unknown("assumptions", key, values)
+            whole = type(self).model_fields[key].annotation is int
+            try:
+                values[key] = int(word) if whole else float(word)
+            except ValueError:
+                raise BadInput(f"assumptions.{key}", word, "a whole number" if whole else "a number") from None
+        try:
+            return type(self)(**values)
+        except ValidationError as error:
+            raise from_pydantic(error, "assumptions", type(self)) from None
+
+
+ASSUMPTIONS: dict[str, Assumptions] = {
+    # A plain roofline: every peak is reached and nothing else costs time. Bounds from above what any kernel can do.
+    "datasheet": Assumptions(
+        gemm=1.0,
+        grouped_gemm=1.0,
+        grouped_gemm_backward=1.0,
+        attention_forward=1.0,
+        attention_backward=1.0,
+        attention_half_span=0.0,
+        # Flash kernels compute the scores again: five products where the forward has two (arXiv 2205.14135, app. B).
+        attention_backward_factor=2.5,
+        hbm=1.0,
+        optimizer=1.0,
+        nvlink=1.0,
+        nic_all_to_all=1.0,
+        nic_many_to_many=1.0,
+        nic_collective=1.0,
+        transfer_s=0.0,
+        kernel_s=0.0,
+        communication_sms=0,
+    ),
+    # From measurements on two H200 of one host (torch 2.11, NCCL 2.28.9, bf16, peak 989 TFLOP/s); one run.
+    "h200-measured": Assumptions(
+        # GEMM of 8192^3 on random data: 780 TFLOP/s.
+        gemm=0.79,
+        # grouped_mm, 16 experts x 4096 rows, 4096 x 3072: 741 TFLOP/s forward, 622 forward and backward together,
+        # so 2 / (3 / 622 - 1 / 741) = 576 backward.
+        grouped_gemm=0.75,
+        grouped_gemm_backward=0.58,
+        # Causal SDPA, 32 heads of 128, with backward counted as 2.5 forwards. Forward 492, 580, 603 TFLOP/s at 4096,
+        # 8192, 32768 tokens; backward, from both together (430, 530, 548), 409, 512, 529. The two-constant curve is
+        # within 3 % of the ends and 4 % (forward) and 10 % (backward) below the middle.
+        attention_forward=0.65,
+        attention_backward=0.54,
+        attention_half_span=1250.0,
+        attention_backward_factor=2.5,
+        # Not measured: the share that stream-like kernels usually reach on this memory; the optimizer's many small
+        # tensors reach less.
+        hbm=0.9,
+        optimizer=0.8,
+        # NCCL both ways at once over NVLink: 16 MiB at 187 and 256 MiB at 275 GiB/s are a line of 313 GB/s (of the
+        # 360 usable) and 29 us, of which 5 us are the cluster's own latency.
+        nvlink=0.87,
+        transfer_s=24e-6,
+        # Not measured there: 43 of 50 GB/s, all-to-all of 16 ranks over two nodes (deepseek-ai/DeepEP, README).
+        # Nothing public says how a many-to-many differs, so it is taken to be equal; as are collectives.
+        nic_all_to_all=0.86,
+        nic_many_to_many=0.86,
+        nic_collective=0.86,
+        # Not measured: the usual gap between dependent kernels of one stream.
+        kernel_s=2e-6,
+        # Transfers by copy engines or the NIC's own DMA: 7 % of the transfer's time was lost to the GEMM beside it,
+        # where NCCL's kernels took 77 % of it. Set to 20 to charge every system what DeepEP's kernels take.
+        communication_sms=0,
+    ),
+}
+DEFAULT_ASSUMPTIONS = "h200-measured"
+
+
+def get_assumptions(name: str = DEFAULT_ASSUMPTIONS, overrides: Iterable[str] = ()) -> Assumptions:
+    """A named set with ``key=value`` overrides put in. Raises BadInput."""
+    if name not in ASSUMPTIONS:
+        raise unknown("assumptions", name, ASSUMPTIONS)
+    return ASSUMPTIONS[name].with_overrides(overrides)

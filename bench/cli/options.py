@@ -1,0 +1,175 @@
+"""Options that verbs share, each defined once, and the cases they describe."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from bench.case import Case, CaseSpec, Layout
+    from bench.clusters import Cluster
+    from bench.system import System
+
+DEFAULT_BATCH_TOKENS = 1 << 22
+DEFAULT_MICROBATCHES = 4
+
+System_ = Annotated[str, typer.Argument(metavar="SYSTEM", help="Training system; see `moebench list systems`.", show_default=False)]
+Model_ = Annotated[
+    str, typer.Option("--model", metavar="NAME|FILE", help="Model: a name (`moebench list models`), a file with its fields, or a Hugging Face config.json.")
+]
+Cluster_ = Annotated[
+    str, typer.Option("--cluster", metavar="NAME|FILE", help="Cluster: a name, GPUxNODES such as h800x16, or a file with its fields.")
+]
+SeqLen = Annotated[int, typer.Option("--seq-len", metavar="TOKENS", help="Sequence length in tokens.")]
+Batch = Annotated[
+    int | None, typer.Option("--global-batch-tokens", metavar="TOKENS", help="Global batch of one optimizer step, in tokens. Default: 4194304 for a cluster, 4 micro-batches for a run.", show_default=False)
+]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="bf16|fp32", help="Training dtype.")]
+Routing_ = Annotated[
+    str, typer.Option("--routing", metavar="ROUTING", help="How tokens choose experts: learned, balanced, zipf:ALPHA, hot-rank, empty-expert.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of weights, data and routing.")]
+Layout_ = Annotated[
+    list[str] | None,
+    typer.Option("--layout", metavar="KEY=VALUE ...", help="Layout, e.g. `--layout ep=16 pp=8`; what is not named has its default.", show_default=False),
+]
+AssumptionSet = Annotated[str | None, typer.Option("--assumptions", metavar="SET", help="Cost model; see `moebench list assumptions`.", show_default=False)]
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE ...", help="Another value for a field of the cost model.", show_default=False)
+]
+Ranks = Annotated[int, typer.Option("--ranks", help="Processes to start on this machine.")]
+Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="cpu (gloo) or cuda (NCCL).")]
+Data = Annotated[str, typer.Option("--data", metavar="text|synthetic", help="Python's own sources as bytes, or random tokens.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="Where trials are kept. Default: results/local.", show_default=False)]
+
+_PAIR = re.compile(r"[A-Za-z_][\w.]*=.*")
+_REPEATED = ("--layout", "--set")
+
+
+class PairsCommand(TyperCommand):
+    """Lets `--layout` and `--set` take several pairs at once: ``--layout ep=16 pp=8``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread_pairs(args))
+
+
+def spread_pairs(args: list[str]) -> list[str]:
+    """`args` with the option put before every further pair that follows one of its pairs."""
+    spread: list[str] = []
+    option: str | None = None
+    for word in args:
+        if option is not None and spread[-1] != option and _PAIR.fullmatch(word):
+            spread.append(option)
+        elif word in _REPEATED:
+            option = word
+        elif option is not None and spread[-1] != option:
+            option = None
+        spread.append(word)
+    return spread
+
+
+def words_of(pairs: list[str] | None) -> list[str]:
+    """Pairs one by one, also where several stand in one quoted word."""
+    return [word for pair in pairs or [] for word in pair.split()]
+
+
+def layout_of(pairs: list[str] | None) -> "Layout | None":
+    """The layout that the pairs give, or None where none is given. Raises BadInput."""
+    from bench.case import Layout
+
+    return Layout.from_pairs(words_of(pairs)) if pairs else None
+
+
+def spec_of(
+    system: str, model: str, cluster: "Cluster", seq_len: int, batch_tokens: int, dtype: str, routing: str, seed: int
+) -> "CaseSpec":
+    """What a verb's options describe. Raises BadInput for what is unknown or absurd."""
+    from bench.case import CaseSpec, Workload
+    from bench.models import get_model
+    from bench.system import get_system
+
+    get_system(system)
+    workload = Workload.make(seq_len=seq_len, global_batch_tokens=batch_tokens, dtype=dtype, routing=routing, seed=seed)
+    spec = CaseSpec.make(model=get_model(model), cluster=cluster, workload=workload, system=system)
+    _ = workload.num_sequences  # refuses a batch that the sequence length does not divide
+    return spec
+
+
+def local_cluster(ranks: int, device: str) -> "Cluster":
+    """The cluster that `ranks` processes on this machine are: ``cpu``, or the GPUs that torch finds. Raises BadInput."""
+    from bench.clusters import CLUSTERS, GPUS, Cluster, get_cluster
+    from bench.errors import BadInput
+
+    if not 1 <= ranks <= 64:
+        raise BadInput("ranks", ranks, "1 to 64")
+    if device == "cpu":
+        fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": ranks, "nics_per_node": ranks}
+        return Cluster.from_fields(fields)
+    if device != "cuda":
+        raise BadInput("device", device, "cpu or cuda")
+    import torch
+
+    found = torch.cuda.device_count()
+    if ranks > found:
+        raise BadInput("ranks", ranks, f"at most the {found} CUDA devices of this machine")
+    name = torch.cuda.get_device_name(0)
+    known = next((gpu for gpu in GPUS if gpu in name.lower().split()), None)
+    if known is None:
+        raise BadInput("device", name, f"a GPU that is known: {', '.join(GPUS)} (name others with --cluster FILE)")
+    return get_cluster(f"{known}x{ranks}gpu")
+
+
+def default_layout(system: "System", ranks: int, num_experts: int) -> "Layout":
+    """For a run without a layout: half of the ranks for attention, or as many expert-parallel ranks as divide.
+
+    Raises BadInput where the ranks are too few.
+    """
+    from bench.case import Layout
+    from bench.errors import BadInput
+
+    if "attention_ranks" in system.fields:
+        if ranks < 2:
+            raise BadInput("ranks", ranks, f"2 or more, for {system.name}")
+        attention = ranks // 2
+        expert = max(n for n in range(1, ranks - attention + 1) if num_experts % n == 0)
+        return Layout.make(attention_ranks=attention, expert_ranks=expert)
+    if "ep" in system.fields:
+        return Layout.make(ep=max(n for n in range(1, ranks + 1) if num_experts % n == 0 and ranks % n == 0))
+    return Layout.make(replicas=1)
+
+
+def run_case(
+    system: str,
+    model: str,
+    ranks: int,
+    device: str,
+    seq_len: int,
+    batch_tokens: int | None,
+    dtype: str,
+    seed: int,
+    pairs: list[str] | None,
+) -> "Case":
+    """The case that `run`, `verify` and an executed trace have in common. Raises BadInput."""
+    from bench.models import get_model
+    from bench.system import get_system
+
+    cluster = local_cluster(ranks, device)
+    known = get_system(system)
+    layout = layout_of(pairs) or default_layout(known, ranks, get_model(model).num_experts)
+    if batch_tokens is None:
+        one_sequence = spec_of(system, model, cluster, seq_len, seq_len, dtype, "learned", seed).with_layout(layout)
+        batch_tokens = _default_batch_tokens(one_sequence, ranks)
+    return spec_of(system, model, cluster, seq_len, batch_tokens, dtype, "learned", seed).with_layout(layout)
+
+
+def _default_batch_tokens(case: "Case", ranks: int) -> int:
+    """Tokens of `DEFAULT_MICROBATCHES` micro-batches on every replica that `ranks` hold."""
+    from bench.system import get_system
+
+    case.layout.require_only(case.system, get_system(case.system).fields)
+    placement = get_system(case.system).placement(case)
+    replicas = case.layout.replicas or max(1, ranks // placement.size)
+    return DEFAULT_MICROBATCHES * replicas * placement.data_ranks * case.layout.mbs * case.workload.seq_len

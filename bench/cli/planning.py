@@ -1,0 +1,237 @@
+"""`moebench plan` and `moebench simulate`: a schedule, and what it costs on a cluster that nobody has to own."""
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.cli import options
+from bench.cli.options import DEFAULT_BATCH_TOKENS, PairsCommand
+
+if TYPE_CHECKING:
+    from bench.case import Case, CaseSpec
+    from bench.evaluate import CostModel
+    from bench.plan import Plan
+    from bench.predict import Prediction
+
+
+def add_verbs(app: typer.Typer) -> None:
+    example = "moebench plan disagmoe --model qwen3-235b --cluster h800x16 --seq-len 16384 --layout attention_ranks=16 expert_ranks=16 groups=4"
+    app.command("plan", cls=PairsCommand, epilog=f"Example: {example}")(plan)
+    example = "moebench simulate ep --model gpt-oss-120b --cluster h800x16 --seq-len 8192 --json"
+    app.command("simulate", cls=PairsCommand, epilog=f"Example: {example}")(simulate)
+
+
+def plan(
+    system: options.System_,
+    model: options.Model_,
+    cluster: options.Cluster_,
+    seq_len: options.SeqLen,
+    global_batch_tokens: options.Batch = None,
+    layout: options.Layout_ = None,
+    dtype: options.Dtype = "bf16",
+    print_schedule: Annotated[bool, typer.Option("--print-schedule", help="Print the plan's text and nothing else.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Show and check the schedule of a system: placement, counts, and whether it can run. Without a layout it is tuned."""
+    from bench.check import check
+    from bench.cli.output import print_json
+    from bench.evaluate import CostModel
+    from bench.lower import lower
+    from bench.system import plan_of
+
+    spec = _spec(system, model, cluster, seq_len, global_batch_tokens, dtype, "balanced", 0)
+    given = options.layout_of(layout)
+    case = spec.with_layout(given) if given is not None else _best(spec, CostModel.named())[0].case
+    schedule = plan_of(case)
+    program = lower(schedule, case.model)
+    check(program)
+    if json:
+        text = {"schedule": str(schedule)} if print_schedule else {}
+        print_json({**_described(case, schedule), "num_operations": program.num_ops, "check": "ok", **text})
+    elif print_schedule:
+        sys.stdout.write(str(schedule))
+    else:
+        _show_plan(case, schedule, program.num_ops)
+
+
+def simulate(
+    system: options.System_,
+    model: options.Model_,
+    cluster: options.Cluster_,
+    seq_len: options.SeqLen,
+    global_batch_tokens: options.Batch = None,
+    layout: options.Layout_ = None,
+    dtype: options.Dtype = "bf16",
+    routing: options.Routing_ = "balanced",
+    seed: options.Seed = 0,
+    assumptions: options.AssumptionSet = None,
+    set_: options.Setting = None,
+    json: options.Json = False,
+) -> None:
+    """Simulate one optimizer step of a system on a cluster. Without a layout it is tuned."""
+    from bench.cli.output import print_json
+    from bench.evaluate import CostModel, predicted_trial, simulation_metrics
+    from bench.predict import predict
+
+    spec = _spec(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
+    costs = CostModel.named(assumptions, options.words_of(set_))
+    given = options.layout_of(layout)
+    if given is None:
+        found, search = _best(spec, costs)
+    else:
+        found, search = predict(spec.with_layout(given), costs.values), {}
+        found.require_fits()
+    if json:
+        print_json(
+            {
+                "kind": "simulated",
+                "system": system,
+                "layout": layout_fields(found.case),
+                **simulation_metrics(found),
+                "assumptions": costs.label,
+                "case_id": found.case.id,
+                "search": search,
+                "command": predicted_trial(found, costs).command,
+            }
+        )
+    else:
+        _show_simulation(found, costs, search)
+
+
+def _best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, Any]]":
+    """The tuned layout's prediction. Raises BadInput where nothing fits, with the missing GiB."""
+    from bench.cli.output import working
+    from bench.errors import BadInput
+    from bench.evaluate import tuned_trial
+    from bench.tune import DEFAULT_BUDGET, tune
+
+    with working(f"tuning {spec.system}") as advance:
+        found = tune(spec, costs.values, progress=lambda done, left: advance(done, done + left, "layouts"))
+    trial = tuned_trial(found, costs, (), DEFAULT_BUDGET)
+    if found.best is None:
+        raise BadInput("layout", "tuned", trial.message)
+    return found.best, trial.search
+
+
+def _show_simulation(found: "Prediction", costs: "CostModel", search: dict[str, Any]) -> None:
+    from bench.cli.output import print_facts
+    from bench.evaluate import simulation_metrics
+
+    case = found.case
+    chosen = "given"
+    if search:
+        whole = "" if search["complete"] else f", not complete: at most {search['budget']} simulated"
+        tried = ", ".join(f"{number} {status}" for status, number in search["candidates"].items())
+        chosen = f"tuned ({tried}{whole})"
+    facts: dict[str, object] = {"layout": str(case.layout) or "defaults", "chosen": chosen}
+    facts |= simulation_metrics(found)
+    facts |= {"assumptions": costs.label, "case": case.id}
+    print_facts(f"simulated: {case.system} for {case.model.name} on {case.cluster.name}", facts)
+
+
+def _spec(
+    system: str, model: str, cluster: str, seq_len: int, tokens: int | None, dtype: str, routing: str, seed: int
+) -> "CaseSpec":
+    from bench.clusters import get_cluster
+
+    batch_tokens = DEFAULT_BATCH_TOKENS if tokens is None else tokens
+    return options.spec_of(system, model, get_cluster(cluster), seq_len, batch_tokens, dtype, routing, seed)
+
+
+def _described(case: "Case", schedule: "Plan") -> dict[str, Any]:
+    from bench.case import batch_of
+
+    dealt = batch_of(case, schedule.placement)
+    counts: Counter[str] = Counter()
+    for queue in schedule.queues.values():
+        counts.update(_kind_and_pass(queue.codes))
+    return {
+        "kind": "plan",
+        "case_id": case.id,
+        "system": case.system,
+        "layout": layout_fields(case),
+        "num_replicas": dealt.num_replicas,
+        "num_microbatches": dealt.num_microbatches,
+        "num_gpus_used": dealt.num_replicas * schedule.placement.size,
+        "num_gpus": case.cluster.num_gpus,
+        "groups": {group.name: [group.first, group.first + group.size - 1] for group in schedule.placement.groups},
+        "layers": _layers(schedule),
+        "actions": dict(sorted(counts.items())),
+        "num_actions": schedule.num_actions,
+    }
+
+
+def _kind_and_pass(codes: Any) -> dict[str, int]:
+    import numpy as np
+
+    from bench.action import END_OF_STEP, Action, Kind, Pass, unpack
+
+    columns = unpack(codes)
+    pairs, counts = np.unique(np.stack([columns.kind, columns.pass_]), axis=1, return_counts=True)
+    found = {}
+    for kind, pass_, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+        action = Action(Kind(kind), Pass(pass_))
+        found[action.word if action.kind in END_OF_STEP else f"{action.word}:{action.pass_.name}"] = count
+    return found
+
+
+def _layers(schedule: "Plan") -> dict[str, list[str]]:
+    """Parts of the model that each group holds."""
+    at = schedule.placement
+    held: dict[str, list[str]] = {group.name: [] for group in at.groups}
+    held[at.embed].append("embedding")
+    for layer, (attention, expert) in enumerate(zip(at.attention, at.expert, strict=True)):
+        for part, group in (("attention", attention), ("experts", expert)):
+            if group is not None:
+                held[group].append(f"{part} {layer}")
+    held[at.head].append("head")
+    return held
+
+
+def layout_fields(case: "Case") -> dict[str, Any]:
+    """The layout fields that the case's system uses."""
+    from bench.system import get_system
+
+    return {key: getattr(case.layout, key) for key in sorted(get_system(case.system).fields)}
+
+
+def _show_plan(case: "Case", schedule: "Plan", num_operations: int) -> None:
+    from bench.cli.output import print_facts, print_table
+
+    facts = _described(case, schedule)
+    print_facts(
+        f"plan of {case.system} for {case.model.name} on {case.cluster.name}",
+        {
+            "layout": str(case.layout) or "defaults",
+            "case": case.id,
+            "replicas x GPUs": f"{facts['num_replicas']} x {schedule.placement.size} of {case.cluster.num_gpus}",
+            "micro-batches": facts["num_microbatches"],
+            "actions": schedule.num_actions,
+            "operations": num_operations,
+            "check": "complete, free of deadlock",
+        },
+    )
+    rows = [(name, f"{first}..{last}", _spans(facts["layers"][name])) for name, (first, last) in facts["groups"].items()]
+    print_table("placement of one replica", ["group", "ranks", "holds"], rows)
+    print_table("actions of one replica", ["action", "number"], list(facts["actions"].items()))
+
+
+def _spans(parts: list[str]) -> str:
+    """Parts with their layers drawn together: ``attention 0-3 8, experts 0-3 8``."""
+    layers: dict[str, list[int]] = {}
+    for part in parts:
+        word, _, layer = part.partition(" ")
+        layers.setdefault(word, []).extend([int(layer)] if layer else [])
+    return ", ".join(f"{word} {_ranges(numbers)}".strip() for word, numbers in layers.items())
+
+
+def _ranges(numbers: list[int]) -> str:
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return " ".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)

@@ -1,0 +1,103 @@
+"""Simulated trials: a prediction, or the finding that nothing fits, as a record with all it rests on."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench import provenance
+from bench.assumptions import DEFAULT_ASSUMPTIONS, Assumptions, get_assumptions
+from bench.case import Case, CaseSpec
+from bench.predict import Prediction, does_not_fit, predict
+from bench.trial import Trial, command_for
+from bench.tune import DEFAULT_BUDGET, TuneResult, tune
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A named set of assumptions, with the ``key=value`` overrides that were put in."""
+
+    name: str
+    values: Assumptions
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def named(cls, name: str | None = None, overrides: Sequence[str] = ()) -> "CostModel":
+        """Raises BadInput for an unknown set, field or value."""
+        chosen = DEFAULT_ASSUMPTIONS if name is None else name
+        return cls(chosen, get_assumptions(chosen, overrides), tuple(overrides))
+
+    @property
+    def label(self) -> str:
+        """The set's name, with what was changed in it."""
+        return " ".join([self.name, *self.overrides])
+
+
+def simulation_metrics(found: Prediction) -> dict[str, float | None]:
+    """The numbers of a simulated step, by name with the unit in it."""
+    step = found.metrics.step_time_s
+    return {
+        **{name: None if value is None else float(value) for name, value in asdict(found.metrics).items()},
+        "bound_s": found.bound_s,
+        "fraction_of_bound": found.bound_s / step,
+        "peak_memory_bytes": found.peak_memory_bytes,
+    }
+
+
+def predicted_trial(found: Prediction, model: CostModel, search: dict[str, Any] | None = None) -> Trial:
+    """A prediction as a trial; ``infeasible`` where it does not fit in memory."""
+    missing = found.missing_bytes > 0
+    return Trial.make(
+        case=found.case,
+        source="simulated",
+        status="infeasible" if missing else "ok",
+        message=does_not_fit(found.case, found.peak_memory_bytes) if missing else "",
+        metrics=simulation_metrics(found),
+        search=search or {},
+        **_rests_on(found.case, model),
+    )
+
+
+def tuned_trial(found: TuneResult, model: CostModel, fixed: Sequence[str], budget: int | None) -> Trial:
+    """The winner of a search as a trial; ``infeasible``, with what misses least, where nothing fits."""
+    search = {"fixed": list(fixed), "budget": budget, "complete": found.complete, "candidates": found.counts()}
+    if found.best is not None:
+        return predicted_trial(found.best, model, search)
+    closest = found.closest
+    if closest is None:
+        reasons = sorted({candidate.reason for candidate in found.candidates})
+        message, case = f"no layout is possible: {'; '.join(reasons) or 'the space is empty'}", found.spec
+        metrics: dict[str, float | None] = {}
+    else:
+        case = found.spec.with_layout(closest.layout)
+        message = f"no layout fits; the closest is {closest.layout or 'the default'}: {closest.reason}"
+        metrics = {"peak_memory_bytes": closest.peak_memory_bytes}
+    return Trial.make(
+        case=case,
+        source="simulated",
+        status="infeasible",
+        message=message,
+        metrics=metrics,
+        search=search,
+        **_rests_on(case, model),
+    )
+
+
+def simulate_trial(
+    spec: CaseSpec, model: CostModel, *, fixed: Sequence[str] = (), budget: int | None = DEFAULT_BUDGET
+) -> Trial:
+    """Simulates a case, or the best layout that is found for a spec. Raises BadInput for a case that cannot be."""
+    if isinstance(spec, Case):
+        return predicted_trial(predict(spec, model.values), model)
+    return tuned_trial(tune(spec, model.values, fixed=fixed, budget=budget), model, fixed, budget)
+
+
+def _rests_on(case: CaseSpec, model: CostModel) -> dict[str, Any]:
+    """Of a simulated trial: what made it, and how to get it again."""
+    extra = ("--assumptions", model.name, *(("--set", *model.overrides) if model.overrides else ()))
+    return {
+        "assumptions": model.name,
+        "assumption_values": model.values.model_dump(mode="json"),
+        "code_digest": provenance.code_digest(case.system),
+        "command": command_for("simulate", case, extra),
+        "provenance": provenance.collect(),
+    }

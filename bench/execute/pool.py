@@ -1,0 +1,357 @@
+"""A pool of rank processes on this host that stays up, so that running many layouts pays for starting once.
+
+Each rank is a process with an initialised ``torch.distributed``: gloo for CPU tensors and, on CUDA, NCCL for those of
+GPU ``rank``. `RankPool.run` has the first n ranks call a function; inside it the default process group is exactly
+these n ranks, `rank_device` is the rank's device and `report` sends a value to the caller while the function runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+DEFAULT_TIMEOUT_S = 300.0
+GRACE_S = 2.0  # after one rank's error, what the others get to come back by themselves
+# What the server from which CPU ranks are forked imports once, instead of every rank for itself.
+PRELOADED = ["torch", "torch.distributed", "bench.execute.parts"]
+
+
+class RankError(RuntimeError):
+    """What went wrong on a rank, or between ranks.
+
+    Attributes:
+        rank: the rank that failed first.
+        cause: name of the exception's class, or ``died``, ``hung``.
+    """
+
+    def __init__(self, rank: int, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.rank, self.cause = rank, cause
+
+
+class RankPool:
+    """Processes that run functions together, one a rank.
+
+    A rank that dies or hangs ends the call with a `RankError` and all processes of the pool; the next call starts
+    them afresh. Ranks also end when the process that made the pool does, however it ends.
+
+    Args:
+        world_size: ranks. On ``cuda`` rank r owns GPU r.
+        timeout_s: how long a call may go without an end or a report from any rank.
+    Raises BadInput where there are fewer GPUs than ranks.
+    """
+
+    def __init__(
+        self, world_size: int, device: Literal["cpu", "cuda"] = "cpu", *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        if world_size < 1:
+            raise BadInput("ranks", world_size, "at least 1")
+        if device not in ("cpu", "cuda"):
+            raise BadInput("device", device, "cpu or cuda")
+        if device == "cuda":
+            _require_gpus(world_size)
+        self.world_size, self.device, self.timeout_s = world_size, device, timeout_s
+        self._folder = Path(tempfile.mkdtemp(prefix="moebench-ranks-"))
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._members = 0  # ranks in the default process group
+        self._generation = 0  # number of that group; one is never used again after an error
+        self._finalizer = weakref.finalize(self, _end, self._processes, self._connections, self._folder)
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank; empty while no process runs."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def close(self) -> None:
+        """Ends every process. The pool cannot be used again."""
+        self._finalizer()
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        world_size: int | None = None,
+        on_report: Callable[[int, Any], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Has the first ``world_size`` ranks (default: all) call ``function(*args)``; results by rank.
+
+        Args:
+            function: importable by name. Arguments and results are pickled; results should be on the CPU.
+            on_report: called with (rank, value) for what ranks `report`, in the order of arrival.
+            timeout_s: in place of the pool's.
+        Raises:
+            RankError: with the traceback of the rank that failed first.
+        """
+        if not self._finalizer.alive:
+            raise BadInput("pool", "closed", "a pool that is open")
+        members = self.world_size if world_size is None else world_size
+        if not 1 <= members <= self.world_size:
+            raise BadInput("ranks", members, f"1 to the {self.world_size} ranks of the pool")
+        task = pickle.dumps((function, args))
+        try:
+            if not all(process.is_alive() for process in self._processes):
+                self._stop()
+            if not self._processes:
+                self._start()
+            if members != self._members:
+                self._regroup(members)
+            for conn in self._connections[:members]:
+                conn.send_bytes(task)
+            return self._gather(range(members), on_report, timeout_s or self.timeout_s)
+        except BaseException:
+            # Some ranks may be waiting for ever, and even where all came back, messages may be under way that nobody
+            # takes: a group in that state cannot be left without risking to wait as well.
+            self._stop()
+            raise
+
+    def _start(self) -> None:
+        # CUDA does not survive a fork; on the CPU it saves every rank the seconds that importing torch takes.
+        context: Any = get_context("forkserver" if self.device == "cpu" and sys.platform == "linux" else "spawn")
+        if context.get_start_method() == "forkserver":
+            context.set_forkserver_preload(PRELOADED)
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_rank_main, args=(rank, self.device, self._folder, theirs), name=f"rank {rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+
+    def _regroup(self, members: int) -> None:
+        self._generation += 1
+        for conn in self._connections:
+            conn.send_bytes(pickle.dumps((_join_group, (members, self._generation))))
+        self._gather(range(self.world_size), None, self.timeout_s)
+        self._members = members
+
+    def _stop(self) -> None:
+        _kill(self._processes, self._connections)
+        self._members = 0
+
+    def _gather(
+        self, ranks: Iterable[int], on_report: Callable[[int, Any], None] | None, timeout_s: float
+    ) -> list[Any]:
+        results: dict[int, Any] = {}
+        failures: list[RankError] = []
+        waiting = set(ranks)
+        deadline = time.monotonic() + timeout_s
+        while waiting:
+            # A rank that died has its last message in the pipe; both become ready, and the message goes first.
+            objects: dict[Any, int] = {self._connections[rank]: rank for rank in waiting}
+            objects |= {self._processes[rank].sentinel: rank for rank in waiting}
+            ready = connection.wait(list(objects), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in sorted({objects[one] for one in ready}):
+                kind, value = self._receive(rank)
+                if kind == "report":
+                    deadline = time.monotonic() + timeout_s if not failures else deadline
+                    if on_report is not None:
+                        on_report(rank, value)
+                    continue
+                waiting.discard(rank)
+                if kind == "result":
+                    results[rank] = value
+                else:
+                    failures.append(RankError(rank, *value))
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        if failures:
+            raise _first(failures, waiting)
+        if waiting:
+            raise self._hung(sorted(waiting), timeout_s)
+        return [results[rank] for rank in sorted(results)]
+
+    def _receive(self, rank: int) -> tuple[str, Any]:
+        conn, process = self._connections[rank], self._processes[rank]
+        try:
+            if conn.poll():
+                return pickle.loads(conn.recv_bytes())
+        except (EOFError, OSError):
+            pass
+        process.join(GRACE_S)
+        code = process.exitcode
+        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        return "error", ("died", f"rank {rank} (process {process.pid}) died: {how}")
+
+    def _hung(self, ranks: Sequence[int], timeout_s: float) -> RankError:
+        """Says where the ranks that did not come back are."""
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
+        time.sleep(0.5)  # the handlers write at once
+        names = ", ".join(str(rank) for rank in ranks)
+        where = [f"rank {rank} is at\n{(_trace_file(self._folder, rank)).read_text()}" for rank in ranks]
+        message = f"no answer for {timeout_s:g} s from rank {names}"
+        return RankError(ranks[0], "hung", "\n".join([message, *where]))
+
+
+def rank_device() -> torch.device:
+    """Inside a function that a pool runs: the device of this rank."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if _rank.device == "cuda" else torch.device("cpu")
+
+
+def report(value: Any) -> None:
+    """Inside a function that a pool runs: sends ``value`` to the ``on_report`` of the caller."""
+    if _rank.connection is not None:
+        _rank.connection.send_bytes(pickle.dumps(("report", value)))
+
+
+def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
+    """The process group of these ranks of the default group, made once; None on a rank that is not among them.
+
+    Every rank of the default group calls this, for the same sets in the same order. (torch's local synchronisation
+    would not need the others, but names a group by how many groups a rank already has, which differs between ranks.)
+    """
+    import torch.distributed as dist
+
+    key = tuple(ranks)
+    if key not in _rank.groups:
+        everyone = key == tuple(range(dist.get_world_size()))
+        _rank.groups[key] = dist.group.WORLD if everyone else dist.new_group(list(key))
+    return _rank.groups[key] if dist.get_rank() in key else None
+
+
+class _Rank:
+    """What a rank's process knows of itself."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.device: str = "cpu"
+        self.folder = Path()
+        self.connection: Connection | None = None
+        self.groups: dict[tuple[int, ...], Any] = {}
+
+
+_rank = _Rank()
+
+
+def _rank_main(rank: int, device: str, folder: Path, conn: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
+    trace = _trace_file(folder, rank).open("w")
+    faulthandler.register(signal.SIGUSR1, trace)
+    _rank.number, _rank.device, _rank.folder, _rank.connection = rank, device, folder, conn
+    try:
+        _set_up_torch()
+    except Exception as error:
+        conn.send_bytes(_failure(error))
+        return
+    while True:
+        try:
+            task = conn.recv_bytes()
+        except EOFError:
+            return
+        try:
+            function, args = pickle.loads(task)
+            answer = pickle.dumps(("result", function(*args)))
+        except Exception as error:
+            answer = _failure(error)
+        conn.send_bytes(answer)
+
+
+def _set_up_torch() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if _rank.device == "cuda":
+        torch.cuda.set_device(_rank.number)
+        assert torch.cuda.current_device() == _rank.number
+    # All ranks are on this host, whose name need not resolve to an address that reaches it.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+
+def _join_group(members: int, generation: int) -> None:
+    """Leaves the default process group and, where this rank is among the members, joins the next one."""
+    import torch.distributed as dist
+
+    _rank.groups.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if _rank.number < members:
+        # A file has no port that somebody else could take between choosing and binding it.
+        store = dist.FileStore(str(_rank.folder / f"store-{generation}"), members)
+        backend = "cpu:gloo,cuda:nccl" if _rank.device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=_rank.number, world_size=members)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _failure(error: Exception) -> bytes:
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return pickle.dumps(("error", (type(error).__name__, f"rank {_rank.number} failed:\n{text}")))
+
+
+def _first(failures: Sequence[RankError], waiting: Iterable[int]) -> RankError:
+    """The failure to show: a death before the broken connections that it causes on other ranks."""
+    first = min(failures, key=lambda failure: failure.cause != "died")
+    others = sorted({failure.rank for failure in failures} - {first.rank})
+    notes = [f"rank {', '.join(map(str, others))} failed as well"] if others else []
+    unanswered = sorted(waiting)
+    notes += [f"rank {', '.join(map(str, unanswered))} had not come back and was ended"] if unanswered else []
+    return RankError(first.rank, first.cause, "\n".join([str(first), *notes]))
+
+
+def _require_gpus(world_size: int) -> None:
+    import torch
+
+    if world_size > torch.cuda.device_count():
+        raise BadInput("ranks", world_size, f"at most the {torch.cuda.device_count()} CUDA devices of this host")
+
+
+def _trace_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.txt"
+
+
+def _kill(processes: list[BaseProcess], connections: list[Connection]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+    for conn in connections:
+        conn.close()
+    processes.clear()
+    connections.clear()
+
+
+def _end(processes: list[BaseProcess], connections: list[Connection], folder: Path) -> None:
+    _kill(processes, connections)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,107 @@
+"""From a case to its simulated step: plan, check, lower, cost, simulate. Every simulated number takes this path."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from bench.assumptions import Assumptions
+from bench.bound import bound_s
+from bench.case import Batch, Case, Layout, Workload, batch_of
+from bench.check import check
+from bench.clusters import Cluster
+from bench.cost import Costs
+from bench.errors import BadInput
+from bench.lower import lower
+from bench.metrics import Metrics, metrics
+from bench.models import Model
+from bench.placement import Placement
+from bench.program import Program
+from bench.system import plan_of
+from bench.timeline import Timeline
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A simulated step and what it rests on. `peak_memory_bytes` is that of the fullest rank."""
+
+    case: Case
+    program: Program
+    costs: Costs
+    timeline: Timeline
+    metrics: Metrics
+    bound_s: float
+    peak_memory_bytes: float
+
+    @property
+    def missing_bytes(self) -> float:
+        """By how much the fullest rank exceeds its GPU; 0 where the layout fits."""
+        return max(0.0, self.peak_memory_bytes - self.case.cluster.gpu.memory_bytes)
+
+    @property
+    def batch(self) -> Batch:
+        return batch_of(self.case, self.program.plan.placement)
+
+    def require_fits(self) -> None:
+        """Raises BadInput with the missing GiB."""
+        if self.missing_bytes:
+            raise BadInput("layout", str(self.case.layout), does_not_fit(self.case, self.peak_memory_bytes))
+
+
+def does_not_fit(case: Case, peak_bytes: float) -> str:
+    """In words: ``needs 93.0 GiB, 80.0 GiB allowed: 13.0 GiB missing``."""
+    capacity = case.cluster.gpu.memory_bytes
+    missing = (peak_bytes - capacity) / GIB
+    return f"{capacity / GIB:.1f} GiB per GPU; this needs {peak_bytes / GIB:.1f} GiB, {missing:.1f} GiB missing"
+
+
+def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Costs:
+    """What the actions of a case cost on its placement. Layouts that differ in order only share one object."""
+    layout = case.layout
+    spec = (case.model, case.cluster, case.workload)
+    num_replicas = batch_of(case, placement).num_replicas
+    same_costs = Layout(
+        mbs=layout.mbs, copies=layout.copies, recompute=layout.recompute, shard_state=layout.shard_state
+    )
+    return _costs(*spec, same_costs, placement, num_replicas, assumptions)
+
+
+@lru_cache(maxsize=256)
+def _costs(
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    layout: Layout,
+    placement: Placement,
+    num_replicas: int,
+    assumptions: Assumptions,
+) -> Costs:
+    return Costs(
+        Case(model=model, cluster=cluster, workload=workload, system="any", layout=layout),
+        placement,
+        copies=layout.copies,
+        recompute=layout.recompute,
+        num_replicas=num_replicas,
+        assumptions=assumptions,
+    )
+
+
+def predict(case: Case, assumptions: Assumptions) -> Prediction:
+    """Simulates one optimizer step. Raises BadInput (PlanError) for a layout or a plan that cannot be."""
+    from bench.simulate import peak_bytes, simulate  # loads the compiler, which most commands do without
+
+    program = lower(plan_of(case), case.model)
+    check(program)
+    costs = costs_of(case, program.plan.placement, assumptions)
+    timeline = simulate(program, costs)
+    return Prediction(
+        case=case,
+        program=program,
+        costs=costs,
+        timeline=timeline,
+        metrics=metrics(timeline, case),
+        bound_s=bound_s(program, costs),
+        peak_memory_bytes=float(np.max(peak_bytes(program, costs, timeline))),
+    )

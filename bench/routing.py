@@ -1,0 +1,173 @@
+"""How tokens choose experts: one distribution, seen as expected counts (simulation) and as expert ids (execution).
+
+A token draws `top_k` different experts one after the other, each with probability proportional to its popularity among
+those left (a Plackett-Luce draw; Gumbel top-k gives the same law, arXiv 1903.06059). Popularity by name:
+
+- ``balanced``, and ``learned`` where it has to be simulated: equal.
+- ``zipf:ALPHA``: the n-th most popular expert has n^-ALPHA; which expert that is differs from layer to layer.
+- ``hot-rank``: only the experts of the first expert rank, equally; where these are fewer than top_k, the next ones too.
+- ``empty-expert``: all but expert 0 and the experts of the last rank, equally; where these leave fewer than top_k, the
+  last rank's experts come back one by one, from its first, and expert 0 last.
+
+Counts are expectations, equal for all micro-batches and source ranks. A model's limit to some expert groups
+(`router_groups`) is not part of these distributions.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.case import Workload
+from bench.errors import BadInput
+from bench.models import Model
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+SAMPLED_TOKENS = 16384
+"""Draws behind the counts of an uneven distribution: an expert's share has a relative error of about 1 % at the mean."""
+
+_SAMPLES, _ORDERS, _SEQUENCES = range(3)  # streams of random numbers, kept apart under one seed
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A distribution of expert choices.
+
+    Args:
+        name: ``balanced``, ``learned``, ``zipf``, ``hot-rank`` or ``empty-expert``.
+        num_ranks: expert ranks (N) that share the experts; decides which experts are hot, or without tokens.
+    """
+
+    name: str
+    alpha: float
+    seed: int
+    num_experts: int
+    top_k: int
+    num_ranks: int = 1
+
+    @classmethod
+    def of(cls, workload: Workload, model: Model, num_ranks: int = 1) -> "Routing":
+        """The routing of a workload. Raises BadInput where `num_ranks` does not divide the experts."""
+        if num_ranks < 1 or model.num_experts % num_ranks:
+            raise BadInput("num_ranks", num_ranks, f"a divisor of the {model.num_experts} experts of {model.name}")
+        name, _, alpha = workload.routing.partition(":")
+        return cls(name, float(alpha or 0), workload.seed, model.num_experts, model.top_k, num_ranks)
+
+    @property
+    def even(self) -> bool:
+        """Whether every expert is as popular as every other, in every layer."""
+        return self.name in ("balanced", "learned") or (self.name == "zipf" and self.alpha == 0)
+
+    def popularity(self, layer: int) -> Floats:
+        """[experts], summing to 1; 0 for experts that get no token."""
+        popular = self._by_popularity.copy()
+        if self.name == "zipf":
+            popular[self._order(layer)] = self._by_popularity
+        return popular
+
+    def expert_share(self, layer: int) -> Floats:
+        """[experts]: expected assignments of a token to each expert; sums to top_k."""
+        if self._flat:
+            return np.where(self._by_popularity > 0, self.top_k / self._num_eligible, 0.0)
+        drawn = np.bincount(self._draws.ravel(), minlength=self.num_experts) / len(self._draws)
+        share = np.empty(self.num_experts)
+        share[self._order(layer)] = drawn
+        return share
+
+    def assignments(self, layer: int, num_ranks: int, *, shared: bool = False) -> Floats:
+        """[ranks]: expected (token, expert) pairs of a token on each expert rank.
+
+        With `shared`, a shared expert lives on every expert rank and tokens are dealt to them evenly: one more
+        assignment a token.
+        """
+        per_rank = self.expert_share(layer).reshape(num_ranks, -1).sum(axis=1)
+        return per_rank + 1.0 / num_ranks if shared else per_rank
+
+    def copies(self, layer: int, num_ranks: int, copies: str, *, shared: bool = False) -> Floats:
+        """[ranks]: expected rows of a token sent to each expert rank.
+
+        ``expert``: one an assignment. ``rank``: one where at least one assignment is on the rank, which for equally
+        popular experts has probability 1 - C(E - E/N, k) / C(E, k).
+        """
+        if copies == "expert":
+            return self.assignments(layer, num_ranks, shared=shared)
+        hit = self._hit(layer, num_ranks)
+        return hit + (1.0 - hit) / num_ranks if shared else hit
+
+    def imbalance(self, layer: int, num_ranks: int) -> float:
+        """Largest over mean number of assignments on an expert rank."""
+        load = self.assignments(layer, num_ranks)
+        return float(load.max() / load.mean())
+
+    def expert_ids(self, layer: int, sequence_index: int, seq_len: int) -> Ids | None:
+        """[seq_len, top_k] different experts for every token of a sequence, or None where the router learns.
+
+        Depends on seed, layer and the sequence's number in the global batch alone, so every placement gets the same.
+        """
+        if self.name == "learned":
+            return None
+        random = np.random.default_rng((self.seed, _SEQUENCES, layer, sequence_index))
+        return _draw(random, self.popularity(layer), seq_len, self.top_k)
+
+    def _hit(self, layer: int, num_ranks: int) -> Floats:
+        if self._flat:
+            eligible = (self._by_popularity > 0).reshape(num_ranks, -1).sum(axis=1)
+            total = comb(self._num_eligible, self.top_k)
+            misses = [comb(self._num_eligible - int(local), self.top_k) for local in eligible]
+            return np.array([1.0 - miss / total for miss in misses])
+        ranks = self._order(layer)[self._draws] // (self.num_experts // num_ranks)
+        hit = np.zeros((len(ranks), num_ranks), dtype=bool)
+        hit[np.arange(len(ranks))[:, None], ranks] = True
+        return hit.mean(axis=0)
+
+    @property
+    def _flat(self) -> bool:
+        """Whether all experts that get tokens are equally popular, so that counts have closed forms."""
+        return self.name != "zipf" or self.alpha == 0
+
+    @cached_property
+    def _num_eligible(self) -> int:
+        return int((self._by_popularity > 0).sum())
+
+    @cached_property
+    def _by_popularity(self) -> Floats:
+        """Popularity by expert; for zipf, from the most to the least popular one."""
+        num, local = self.num_experts, self.num_experts // self.num_ranks
+        weight = np.ones(num)
+        if self.name == "zipf":
+            weight = np.arange(1, num + 1, dtype=np.float64) ** -self.alpha
+        elif self.name == "hot-rank":
+            weight[max(local, self.top_k) :] = 0.0
+        elif self.name == "empty-expert":
+            emptied = [*range(num - local, num), 0] if local < num else [0]
+            spared = max(0, self.top_k - (num - len(set(emptied))))
+            weight[emptied[spared:]] = 0.0
+        return weight / weight.sum()
+
+    @property
+    def _draws(self) -> Ids:
+        """[SAMPLED_TOKENS, top_k] places in the order of popularity."""
+        return _sample(self.seed, self.alpha, self.num_experts, self.top_k)
+
+    def _order(self, layer: int) -> Ids:
+        """[experts]: the expert at each place of the order of popularity."""
+        return np.random.default_rng((self.seed, _ORDERS, layer)).permutation(self.num_experts)
+
+
+@lru_cache(maxsize=8)
+def _sample(seed: int, alpha: float, num_experts: int, top_k: int) -> Ids:
+    weight = np.arange(1, num_experts + 1, dtype=np.float64) ** -alpha
+    draws = _draw(np.random.default_rng((seed, _SAMPLES)), weight, SAMPLED_TOKENS, top_k)
+    draws.setflags(write=False)
+    return draws
+
+
+def _draw(random: np.random.Generator, popularity: Floats, num_tokens: int, top_k: int) -> Ids:
+    """[tokens, top_k]: the arrivals that come first, where expert e arrives after an exponential time of rate p_e."""
+    with np.errstate(divide="ignore"):
+        arrival = random.standard_exponential((num_tokens, len(popularity))) / popularity
+    return np.argpartition(arrival, top_k - 1, axis=1)[:, :top_k].astype(np.int64)

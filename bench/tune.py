@@ -1,0 +1,176 @@
+"""One search for all systems: the fastest layout that fits in memory.
+
+Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory. Layouts are then
+simulated in the order of their time bound; once the next bound is above the best step time so far, no later layout
+can win, and the search has the optimum of the space under the cost model. A budget on simulations may end it earlier,
+which the result says.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.action import Action, Kind, Pass
+from bench.assumptions import Assumptions
+from bench.bound import placement_bound_s
+from bench.case import Case, CaseSpec, Layout, batch_of
+from bench.cost import Costs
+from bench.errors import BadInput
+from bench.placement import Placement
+from bench.predict import Prediction, costs_of, does_not_fit, predict
+from bench.program import Held
+from bench.system import get_system
+
+DEFAULT_BUDGET = 24
+
+Status = Literal["ok", "infeasible", "refused", "bound", "budget"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What became of one layout.
+
+    status: ok (simulated, fits), infeasible (does not fit in memory), refused (bad input), bound (its bound is above
+    the winner's step time), budget (not simulated for want of budget).
+    """
+
+    layout: Layout
+    status: Status
+    bound_s: float | None = None
+    step_time_s: float | None = None
+    peak_memory_bytes: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The winner, None where nothing fits; every candidate, winner first, then by step time, then the rest."""
+
+    spec: CaseSpec
+    best: Prediction | None
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def runner_up(self) -> Candidate | None:
+        fits = [candidate for candidate in self.candidates if candidate.status == "ok"]
+        return fits[1] if len(fits) > 1 else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether no layout was left out for want of budget: then the winner is the best of the space."""
+        return all(candidate.status != "budget" for candidate in self.candidates)
+
+    @property
+    def closest(self) -> Candidate | None:
+        """The layout that needs least memory among those that do not fit."""
+        too_big = [c for c in self.candidates if c.peak_memory_bytes is not None and c.status == "infeasible"]
+        return min(too_big, key=lambda c: c.peak_memory_bytes or 0.0, default=None)
+
+    def counts(self) -> dict[str, int]:
+        """Number of candidates by status."""
+        found: dict[str, int] = {}
+        for candidate in self.candidates:
+            found[candidate.status] = found.get(candidate.status, 0) + 1
+        return found
+
+
+def tune(
+    spec: CaseSpec,
+    assumptions: Assumptions,
+    *,
+    fixed: Sequence[str] = (),
+    budget: int | None = DEFAULT_BUDGET,
+    progress: Callable[[int, int], None] | None = None,
+) -> TuneResult:
+    """The best layout of the system's space for `spec`.
+
+    Args:
+        fixed: ``key=value`` layout fields that are not to be chosen.
+        budget: most simulations; None for no limit.
+        progress: called with (simulations done, layouts left to consider).
+    """
+    open_cases, done = _screen(spec, assumptions, fixed)
+    best: Prediction | None = None
+    for number, (bound, case) in enumerate(open_cases):
+        if best is not None and bound >= best.metrics.step_time_s:
+            done += [Candidate(c.layout, "bound", b) for b, c in open_cases[number:]]
+            break
+        if budget is not None and number >= budget:
+            done += [Candidate(c.layout, "budget", b) for b, c in open_cases[number:]]
+            break
+        found = _simulate(case, assumptions, done)
+        if found is not None and (best is None or found.metrics.step_time_s < best.metrics.step_time_s):
+            best = found
+        if progress is not None:
+            progress(number + 1, len(open_cases) - number - 1)
+    done.sort(key=lambda c: (c.status != "ok", c.step_time_s or 0.0, c.bound_s or 0.0))
+    return TuneResult(spec, best, tuple(done))
+
+
+def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Prediction | None:
+    """Simulates and notes what came out; the prediction if it fits."""
+    try:
+        found = predict(case, assumptions)
+    except BadInput as error:
+        done.append(Candidate(case.layout, "refused", reason=str(error)))
+        return None
+    peak, time = found.peak_memory_bytes, found.metrics.step_time_s
+    if found.missing_bytes:
+        done.append(Candidate(case.layout, "infeasible", found.bound_s, time, peak, does_not_fit(case, peak)))
+        return None
+    done.append(Candidate(case.layout, "ok", found.bound_s, time, peak))
+    return found
+
+
+def _screen(
+    spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str]
+) -> tuple[list[tuple[float, Case]], list[Candidate]]:
+    """Cases that may win, by ascending time bound, and the candidates that cannot be or cannot fit."""
+    capacity = spec.cluster.gpu.memory_bytes
+    open_cases: list[tuple[float, Case]] = []
+    done: list[Candidate] = []
+    for layout in _layouts(spec, fixed):
+        case = spec.with_layout(layout)
+        try:
+            placement = get_system(spec.system).placement(case)
+            costs = costs_of(case, placement, assumptions)
+            bound = placement_bound_s(placement, costs, batch_of(case, placement).num_microbatches)
+            least = least_bytes(case, placement, costs)
+        except BadInput as error:
+            done.append(Candidate(layout, "refused", reason=str(error)))
+            continue
+        if least > capacity:
+            done.append(Candidate(layout, "infeasible", bound, None, least, does_not_fit(case, least)))
+        else:
+            open_cases.append((bound, case))
+    open_cases.sort(key=lambda pair: pair[0])
+    return open_cases, done
+
+
+def _layouts(spec: CaseSpec, fixed: Sequence[str]) -> Iterator[Layout]:
+    """The space with the fixed fields put in, each layout once."""
+    seen: set[Layout] = set()
+    for layout in get_system(spec.system).space(spec):
+        choice = Layout.from_pairs(fixed, layout)
+        if choice not in seen:
+            seen.add(choice)
+            yield choice
+
+
+def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
+    """Memory that no order of work can do without: static state, and all a group keeps for one micro-batch.
+
+    When the first backward of a group begins, everything its forwards kept for that micro-batch is still held.
+    """
+    kept = {group.name: 0.0 for group in placement.groups}
+    for layer in range(case.model.num_layers):
+        kept[placement.attention[layer]] += _kept(costs, Kind.ATTENTION, layer)
+        expert = placement.expert[layer]
+        if expert is not None:
+            kept[expert] += _kept(costs, Kind.EXPERT, layer)
+    return max(float(costs.static_bytes(name)) + held for name, held in kept.items())
+
+
+def _kept(costs: Costs, kind: Kind, layer: int) -> float:
+    # The least loaded rank: a bound must hold for every rank.
+    return float(min(costs.held_bytes(Held.FORWARD, Action(kind, Pass.F, layer))))

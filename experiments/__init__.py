@@ -1,0 +1,73 @@
+"""Experiments, one file each; a file is found by its name, so that a new one needs no registration.
+
+A module here (without a leading underscore) is an experiment: it has ``SUMMARY``, one line, and ``run(request)``, which
+gives the `Evidence` that ``paper_figs`` draws. Its name on the command line has dashes for underscores.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from bench.errors import unknown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Progress = Callable[[int, int, str], None]
+"""Called with the number done, the number of all, and what was done last or is being done."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of an experiment.
+
+    results: directory of trials, read and written. quick: fewer cells, to see that it works.
+    """
+
+    results: Path
+    quick: bool
+    progress: Progress
+
+
+class Table(NamedTuple):
+    """A result for the terminal."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+class Evidence(NamedTuple):
+    """What an experiment found.
+
+    data: one row a point of the figure, for the CSV file. drawn: keyword arguments of the figure's ``draw``.
+    failures: one line each; not empty means that something it should show did not hold.
+    """
+
+    data: "DataFrame"
+    drawn: Mapping[str, Any]
+    tables: Sequence[Table]
+    failures: Sequence[str] = ()
+
+
+class Experiment(Protocol):
+    """A module of this package."""
+
+    SUMMARY: str
+
+    def run(self, request: Request) -> Evidence: ...
+
+
+def names() -> list[str]:
+    """Names of all experiments."""
+    return sorted(found.name.replace("_", "-") for found in pkgutil.iter_modules(__path__) if found.name[0] != "_")
+
+
+def get_experiment(name: str) -> Any:
+    """The `Experiment` module of that name. Raises BadInput listing the known ones."""
+    if name not in names():
+        raise unknown("experiment", name, names())
+    return importlib.import_module(f"experiments.{name.replace('-', '_')}")

@@ -1,0 +1,244 @@
+"""Figure 7: throughput of every system, by model and sequence length; what does not fit is drawn as such."""
+
+import os
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.errors import BadInput
+from paper_figs.style import (
+    BODY_PT,
+    INK,
+    MUTED,
+    SMALL_PT,
+    WIDTH_IN,
+    new_figure,
+    one_source,
+    save,
+    stamp,
+    style,
+    system_colours,
+    system_order,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+NEEDED = ("model", "seq_len", "system", "status", "source", "cluster", "global_batch_tokens", "assumptions")
+NUMBERS = ("tokens_per_s_per_gpu", "fraction_of_bound", "mfu", "missing_gib")
+BELOW = {"fraction_of_bound": "fraction of\nbound", "mfu": "MFU"}
+_GROUP_WIDTH = 0.82  # of the distance between two sequence lengths
+_HEIGHT_IN = 3.45
+
+
+def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep") -> "Figure":
+    """One panel a model: bars of tokens/s/GPU (thousand), below them the fraction of the bound (or MFU).
+
+    Args:
+        frame: one row a cell (model, sequence length, system), columns NEEDED and NUMBERS; a column of NUMBERS that no
+            cell has may be absent. Cells whose status is not ``ok`` are drawn hatched with what is missing.
+        ours, baseline: the factor between the two is printed above the bars of `ours` where both ran.
+    Raises BadInput where a column is absent, a cell stands twice, a cell without number is ``ok``, systems of a cell
+    had different work, or a panel would show simulated and measured numbers together.
+    """
+    cells = _cells(frame)
+    models = list(dict.fromkeys(cells["model"]))
+    systems = system_order(cells["system"])
+    below = "fraction_of_bound" if cells["fraction_of_bound"].notna().any() else "mfu"
+    with style():
+        figure = new_figure(WIDTH_IN, _HEIGHT_IN)
+        grid = figure.add_gridspec(
+            2, len(models), height_ratios=(3.2, 1), left=0.065, right=0.995, top=0.83, bottom=0.2, hspace=0.14, wspace=0.16
+        )
+        for column, model in enumerate(models):
+            some = cells[cells["model"] == model]
+            upper = figure.add_subplot(grid[0, column])
+            lower = figure.add_subplot(grid[1, column])
+            _draw_throughput(upper, some, systems)
+            _print_factors(upper, some, systems, ours, baseline)
+            _draw_fraction(lower, some, systems, below)
+            upper.set_title(model, loc="left", pad=4)
+            stamp(upper, one_source(f"fig7 panel {model}: source", some["source"]))
+            if column == 0:
+                upper.set_ylabel("tokens/s/GPU (thousand)")
+                lower.set_ylabel(BELOW[below])
+        _draw_legend(figure, systems, bool((cells["status"] != "ok").any()))
+        note = f"Factors above {ours}: its throughput over {baseline}." if {ours, baseline} <= set(systems) else ""
+        lines = textwrap.wrap(f"{caption(cells)} {note}", 150)
+        figure.text(0.005, 0.012, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom", linespacing=1.35)
+    return figure
+
+
+def write(frame: "DataFrame", out_dir: Path | str, stem: str = "fig7") -> tuple[Path, Path, Path]:
+    """Draws `frame` and writes ``stem.pdf``, ``stem.png`` and, with every column of the frame, ``stem.csv``."""
+    figure = draw(frame)
+    pdf, png = save(figure, out_dir, stem)
+    csv = Path(out_dir) / f"{stem}.csv"
+    part = csv.with_name(csv.name + ".part")
+    try:
+        frame.to_csv(part, index=False, lineterminator="\n")
+        os.replace(part, csv)
+    finally:
+        part.unlink(missing_ok=True)
+    return pdf, png, csv
+
+
+def caption(frame: "DataFrame") -> str:
+    """Where the numbers come from, in one line: source, assumptions, cluster, global batch."""
+    parts = [" and ".join(sorted(set(frame["source"])))]
+    assumptions = sorted(set(frame["assumptions"].dropna().astype(str)))
+    if assumptions:
+        parts.append(f"assumptions: {', '.join(assumptions)}")
+    parts.append(f"cluster: {', '.join(dict.fromkeys(frame['cluster']))}")
+    batches = [f"{size:,}" for size in sorted(set(frame["global_batch_tokens"].astype(int)))]
+    parts.append(f"global batch: {' / '.join(batches)} tokens a step")
+    return "; ".join(parts) + "; per allocated GPU."
+
+
+def _cells(frame: "DataFrame") -> "DataFrame":
+    """The columns that are drawn, checked."""
+    absent = [name for name in NEEDED if name not in frame.columns]
+    if absent:
+        raise BadInput("fig7 columns", absent, f"a table with {', '.join(NEEDED)}")
+    if not len(frame):
+        raise BadInput("fig7 rows", 0, "at least one cell")
+    cells = frame.reindex(columns=[*NEEDED, *NUMBERS]).astype(dict.fromkeys(NUMBERS, float)).reset_index(drop=True)
+    twice = cells[cells.duplicated(["model", "seq_len", "system"])]
+    if len(twice):
+        cell = twice.iloc[0]
+        raise BadInput("fig7 rows", f"{cell['model']} {cell['seq_len']} {cell['system']}", "one row a cell")
+    without = cells[(cells["status"] == "ok") & cells["tokens_per_s_per_gpu"].isna()]
+    if len(without):
+        cell = without.iloc[0]
+        raise BadInput("fig7 tokens_per_s_per_gpu", None, f"a number where status is ok ({cell['model']} {cell['system']})")
+    for what in ("cluster", "global_batch_tokens"):
+        for (model, seq_len), some in cells.groupby(["model", "seq_len"]):
+            if some[what].nunique() > 1:
+                raise BadInput(f"fig7 {what}", sorted(set(some[what])), f"the same for all systems of {model} at {seq_len}")
+    return cells
+
+
+def _lengths(cells: "DataFrame") -> list[int]:
+    return sorted(set(cells["seq_len"].astype(int)))
+
+
+def _positions(cells: "DataFrame", systems: list[str], system: str) -> tuple["DataFrame", list[float], float]:
+    """A system's rows, the middles of their bars, and the width of a bar."""
+    lengths = _lengths(cells)
+    width = _GROUP_WIDTH / len(systems)
+    offset = (systems.index(system) - (len(systems) - 1) / 2) * width
+    rows = cells[cells["system"] == system].sort_values("seq_len")
+    return rows, [lengths.index(int(length)) + offset for length in rows["seq_len"]], width
+
+
+def _draw_throughput(ax: "Axes", cells: "DataFrame", systems: list[str]) -> None:
+    colours = system_colours(systems)
+    ran = cells["status"] == "ok"
+    top = float(cells.loc[ran, "tokens_per_s_per_gpu"].max()) / 1e3 if ran.any() else 1.0
+    top = top or 1.0
+    _label_lengths(ax, cells, labels=False)
+    ax.set_ylim(0, 1.16 * top)
+    ax.grid(axis="y")
+    for system in systems:
+        rows, middles, width = _positions(cells, systems, system)
+        ok = [i for i, status in enumerate(rows["status"]) if status == "ok"]
+        heights = (rows["tokens_per_s_per_gpu"] / 1e3).tolist()
+        ax.bar(
+            [middles[i] for i in ok],
+            [heights[i] for i in ok],
+            width * 0.92,
+            color=colours[system],
+            edgecolor=INK,
+            linewidth=0.4,
+            label=system,
+        )
+        for i in sorted(set(range(len(rows))) - set(ok)):
+            _draw_absent(ax, middles[i], width * 0.92, 0.09 * top, rows.iloc[i], colours[system])
+
+
+def _draw_absent(ax: "Axes", x: float, width: float, height: float, row: "DataFrame", colour: str) -> None:
+    """A hatched stub for a cell that did not run, and why."""
+    ax.bar([x], [height], width, facecolor="white", edgecolor=colour, hatch="//////", linewidth=0.5, label="_absent")
+    missing = float(row["missing_gib"])
+    said = f"needs +{missing:.0f} GiB" if missing == missing else str(row["status"])
+    if 0 < missing < 0.5:
+        said = "needs +<1 GiB"
+    ax.text(x, 1.3 * height, said, rotation=90, fontsize=SMALL_PT - 0.5, color=MUTED, ha="center", va="bottom")
+
+
+def _print_factors(ax: "Axes", cells: "DataFrame", systems: list[str], ours: str, baseline: str) -> None:
+    if not {ours, baseline} <= set(systems):
+        return
+    ran = cells[cells["status"] == "ok"]
+    base = ran[ran["system"] == baseline].set_index("seq_len")["tokens_per_s_per_gpu"]
+    rows, middles, _ = _positions(cells, systems, ours)
+    for (_, row), x in zip(rows.iterrows(), middles, strict=True):
+        if row["status"] == "ok" and base.get(row["seq_len"], 0.0) > 0:
+            factor = row["tokens_per_s_per_gpu"] / base[row["seq_len"]]
+            ax.annotate(
+                f"{factor:.2f}×",
+                (x, row["tokens_per_s_per_gpu"] / 1e3),
+                (0, 1.5),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=SMALL_PT,
+                weight="bold",
+            )
+
+
+def _draw_fraction(ax: "Axes", cells: "DataFrame", systems: list[str], column: str) -> None:
+    colours = system_colours(systems)
+    _label_lengths(ax, cells, labels=True)
+    ax.grid(axis="y")
+    ran = cells["status"] == "ok"
+    top = cells.loc[ran, column].max() if ran.any() else 1.0
+    whole = column == "fraction_of_bound" or not top <= 0.6
+    ax.set_ylim(0, 1.0 if whole else 0.6)
+    ax.set_yticks((0, 0.5, 1.0) if whole else (0, 0.3, 0.6))
+    for system in systems:
+        rows, middles, width = _positions(cells, systems, system)
+        drawn = [i for i, status in enumerate(rows["status"]) if status == "ok"]
+        values = [float(rows[column].iloc[i]) for i in drawn]
+        ax.bar(
+            [middles[i] for i in drawn],
+            values,
+            width * 0.92,
+            color=colours[system],
+            edgecolor=INK,
+            linewidth=0.4,
+            label=system,
+        )
+
+
+def _label_lengths(ax: "Axes", cells: "DataFrame", *, labels: bool) -> None:
+    lengths = _lengths(cells)
+    ax.set_xlim(-0.5, len(lengths) - 0.5)
+    ax.set_xticks(range(len(lengths)), [_length(length) for length in lengths])
+    ax.tick_params(axis="x", length=0, labelbottom=labels)
+    if labels:
+        ax.set_xlabel("sequence length (tokens)", labelpad=1.5)
+
+
+def _length(tokens: int) -> str:
+    return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
+
+
+def _draw_legend(figure: "Figure", systems: list[str], any_absent: bool) -> None:
+    from matplotlib.patches import Patch
+
+    colours = system_colours(systems)
+    handles = [Patch(facecolor=colours[name], edgecolor=INK, linewidth=0.4, label=name) for name in systems]
+    if any_absent:
+        handles.append(Patch(facecolor="white", edgecolor=MUTED, hatch="//////", linewidth=0.5, label="does not run"))
+    figure.legend(
+        handles=handles,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.005),
+        ncols=len(handles),
+        fontsize=BODY_PT,
+        handlelength=1.4,
+        columnspacing=1.6,
+    )

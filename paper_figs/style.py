@@ -1,0 +1,159 @@
+"""What all figures share: sizes, type, colours by name, and files that are the same bytes for the same data."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import BadInput
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH_IN = 7.0  # text width of a two-column page
+DPI = 200
+INK, MUTED, FAINT = "#1a1a1a", "#5f5f5f", "#d9d9d9"
+SMALL_PT, BODY_PT = 6.0, 7.0
+
+# Okabe and Ito's palette: told apart under the common kinds of colour blindness.
+SYSTEM_COLOURS = {
+    "reference": "#000000",
+    "megatron": "#56b4e9",
+    "tutel": "#f0e442",
+    "comet": "#009e73",
+    "dualpipe": "#cc79a7",
+    "ep": "#999999",
+    "disagmoe": "#d55e00",
+}
+_OTHER_COLOURS = ("#0072b2", "#e69f00", "#8c6bb1", "#7f4f24", "#4d9221", "#c51b7d")
+_MARKERS = {"reference": "o", "ep": "s", "disagmoe": "^", "megatron": "D", "tutel": "v", "comet": "P", "dualpipe": "X"}
+
+_RC: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same letters
+    "font.size": BODY_PT,
+    "axes.titlesize": BODY_PT + 1,
+    "axes.titleweight": "bold",
+    "axes.labelsize": BODY_PT,
+    "xtick.labelsize": BODY_PT,
+    "ytick.labelsize": BODY_PT,
+    "legend.fontsize": BODY_PT,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.0,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "figure.dpi": DPI,
+    "savefig.dpi": DPI,
+    "savefig.facecolor": "white",
+    "pdf.fonttype": 42,  # TrueType: text stays text, as publishers ask
+    "path.simplify": True,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """matplotlib's settings for a figure; what the user's own matplotlibrc says is left out."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RC)
+        yield
+
+
+def new_figure(width_in: float, height_in: float) -> "Figure":
+    """An empty figure that belongs to no window and no global state."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in))
+
+
+def system_colours(systems: Iterable[str]) -> dict[str, str]:
+    """A colour for each system: fixed for known names, for others by their place in the alphabet among those given."""
+    names = list(dict.fromkeys(systems))
+    others = sorted(name for name in names if name not in SYSTEM_COLOURS)
+    spare = {name: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, name in enumerate(others)}
+    return {name: SYSTEM_COLOURS.get(name) or spare[name] for name in names}
+
+
+def marker(system: str, position: int) -> str:
+    """The system's own marker, or one by position."""
+    return _MARKERS.get(system) or "odsv^<>"[position % 7]
+
+
+def system_order(systems: Iterable[str]) -> list[str]:
+    """Known systems in the palette's order (ours last), others between them in order of appearance."""
+    known = list(SYSTEM_COLOURS)
+    names = list(dict.fromkeys(systems))
+
+    def place(name: str) -> tuple[int, int]:
+        if name == known[-1]:
+            return (2, 0)
+        return (0, known.index(name)) if name in known else (1, names.index(name))
+
+    return sorted(names, key=place)
+
+
+def one_source(field: str, sources: Iterable[str]) -> str:
+    """The single word, simulated or measured, that describes a panel. Raises BadInput where there are two."""
+    found = sorted(set(sources))
+    if len(found) != 1 or found[0] not in ("simulated", "measured"):
+        raise BadInput(field, found, "one source a panel: simulated or measured")
+    return found[0]
+
+
+def stamp(ax: "Axes", source: str, x: float = 1.0, y: float = 1.0) -> None:
+    """Prints 'simulated' or 'measured' just above a panel, on the right."""
+    ax.annotate(
+        source,
+        xy=(x, y),
+        xycoords="axes fraction",
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=SMALL_PT,
+        style="italic",
+        color=MUTED,
+        annotation_clip=False,
+    )
+
+
+def save(figure: "Figure", out_dir: Path | str, stem: str) -> tuple[Path, Path]:
+    """Writes ``stem.pdf`` and ``stem.png`` (200 dpi), without dates or versions in them; the same figure gives the same bytes."""
+    out = Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    # matplotlib's own metadata: None leaves an entry out.
+    metadata: dict[str, dict[str, Any]] = {
+        "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+        "png": {"Software": None},
+    }
+    paths = []
+    with style():
+        for suffix, entries in metadata.items():
+            path = out / f"{stem}.{suffix}"
+            part = out / f"{stem}.{suffix}.part"
+            try:
+                figure.savefig(part, format=suffix, metadata=entries, dpi=DPI)
+                os.replace(part, path)
+            finally:
+                part.unlink(missing_ok=True)
+            paths.append(path)
+    return paths[0], paths[1]

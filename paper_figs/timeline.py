@@ -1,0 +1,293 @@
+"""Timelines side by side: what each group computes and sends, on one time scale.
+
+A row is one rank: its compute queue above, and below it two thin lanes, what it sends and what it receives. Pale is idle.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.action import Kind, Pass, unpack
+from bench.errors import BadInput
+from bench.placement import Placement
+from bench.plan import COMPUTE_STREAM
+from bench.program import Op
+from bench.timeline import Timeline
+from paper_figs.style import BODY_PT, INK, MUTED, SMALL_PT, WIDTH_IN, new_figure, stamp, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Panel = tuple[str, Timeline, Placement]
+Rows = Literal["groups", "ranks"]
+Floats = NDArray[np.float64]
+
+# Hue says what is done, lightness in which pass: F, B, W from light to dark. Hues are colour-blind safe.
+_ATTENTION = ("#a6cbe8", "#3f86c0", "#0b3d73")
+_EXPERT = ("#fbc98a", "#e0812a", "#8f3f05")
+_ENDS = ("#bfe0cc", "#4fa578", "#14613f")
+_DISPATCH = ("#e6bfd8", "#a8558f", "#a8558f")
+_COMBINE = ("#efe38a", "#a3961a", "#a3961a")
+_RESIDUAL = ("#bfe3e4", "#3f9aa0", "#3f9aa0")
+_STEP_END = ("#4d4d4d",) * 3
+ACTION_COLOURS: dict[Kind, tuple[str, str, str]] = {
+    Kind.EMBED: _ENDS,
+    Kind.ATTENTION: _ATTENTION,
+    Kind.EXPERT: _EXPERT,
+    Kind.JOIN: _ENDS,
+    Kind.HEAD: _ENDS,
+    Kind.DISPATCH: _DISPATCH,
+    Kind.COMBINE: _COMBINE,
+    Kind.RESIDUAL: _RESIDUAL,
+    Kind.HOP: _RESIDUAL,
+    Kind.SYNC: _STEP_END,
+    Kind.UPDATE: _STEP_END,
+}
+_LEGEND = (
+    (("attention", _ATTENTION), ("experts", _EXPERT), ("embedding, join, head", _ENDS)),
+    (("dispatch", _DISPATCH[:2]), ("combine", _COMBINE[:2]), ("residual, hop", _RESIDUAL[:2]), ("sync, update", _STEP_END[:1])),
+)
+
+# Lanes of a row, in row heights from its top: compute, sent, received.
+_LANES = ((0.0, 0.52), (0.56, 0.69), (0.72, 0.85))
+ROW_IN = 0.29
+TITLE_IN, AXIS_IN, LEGEND_IN, LEFT_IN, RIGHT_IN = 0.26, 0.36, 0.50, 0.46, 0.14
+_NUMBER_PT = 4.6
+_MAX_VECTOR_BOXES = 6000
+_MAX_NUMBERS = 3000
+
+
+def draw(panels: Sequence[Panel], *, window_s: tuple[float, float] | None = None, rows: Rows = "groups") -> "Figure":
+    """One panel a timeline, one above the other, all on the same time scale.
+
+    Args:
+        panels: (title, timeline, placement of one replica).
+        window_s: show only these seconds of the step; None shows the longest step whole.
+        rows: "groups" shows of every group of the first replica the rank that computes longest, "ranks" every rank.
+    Raises BadInput where there is nothing to draw.
+    """
+    if not panels:
+        raise BadInput("panels", list(panels), "at least one timeline")
+    window = window_s or (0.0, max(timeline.step_time_s for _, timeline, _ in panels))
+    shown = [shown_ranks(timeline, placement, rows) for _, timeline, placement in panels]
+    heights = [TITLE_IN + ROW_IN * len(ranks) for ranks in shown]
+    height = sum(heights) + 0.1 * (len(panels) - 1) + AXIS_IN + LEGEND_IN
+    with style():
+        figure = new_figure(WIDTH_IN, height)
+        top = height
+        for (title, timeline, placement), ranks, panel_height in zip(panels, shown, heights, strict=True):
+            bottom = top - panel_height
+            box = (LEFT_IN, bottom, WIDTH_IN - LEFT_IN - RIGHT_IN, ROW_IN * len(ranks))
+            ax = add_axes(figure, box)
+            draw_panel(ax, timeline, placement, title=title, window_s=window, ranks=ranks)
+            top = bottom - 0.1
+            if (title, timeline, placement) != panels[-1]:
+                ax.set_xlabel("")
+                ax.tick_params(labelbottom=False)
+        draw_legend(add_axes(figure, (LEFT_IN, 0.0, WIDTH_IN - LEFT_IN - RIGHT_IN, LEGEND_IN)))
+    return figure
+
+
+def add_axes(figure: "Figure", box_in: tuple[float, float, float, float]) -> "Axes":
+    """Axes at (left, bottom, width, height) in inches."""
+    width, height = figure.get_size_inches()
+    left, bottom, wide, high = box_in
+    return figure.add_axes((left / width, bottom / height, wide / width, high / height))
+
+
+def shown_ranks(timeline: Timeline, placement: Placement, rows: Rows = "groups") -> list[int]:
+    """Ranks of the first replica that a panel shows, in the placement's order."""
+    if not len(timeline):
+        raise BadInput("timeline", "no operations", "a timeline with operations")
+    if rows not in ("groups", "ranks"):
+        raise BadInput("rows", rows, "groups, ranks")
+    computes = timeline.op == Op.COMPUTE
+    busy = np.bincount(
+        timeline.rank[computes], (timeline.end_s - timeline.start_s)[computes], minlength=int(timeline.rank.max()) + 1
+    )
+    present = set(np.unique(timeline.rank).tolist())
+    ranks: list[int] = []
+    for group in placement.groups:
+        timed = [rank for rank in group.ranks if rank in present]
+        if timed:
+            ranks += timed if rows == "ranks" else [max(timed, key=lambda rank: (busy[rank], -rank))]
+    if not ranks:
+        raise BadInput("timeline.rank", sorted(present)[:8], f"ranks of the first replica, 0 to {placement.size - 1}")
+    return ranks
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """What a panel shows, one entry a box; times in seconds, `row` counts from the top."""
+
+    row: NDArray[np.int64]
+    lane: NDArray[np.int64]
+    start_s: Floats
+    end_s: Floats
+    kind: NDArray[np.int64]
+    pass_: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+
+
+def _boxes(timeline: Timeline, ranks: Sequence[int], window_s: tuple[float, float]) -> _Boxes:
+    """The operations of `ranks` that touch the window, cut to it; those without duration are left out."""
+    begin, end = window_s
+    seen = np.isin(timeline.rank, ranks) & (timeline.start_s < end) & (timeline.end_s > begin)
+    seen &= timeline.end_s > timeline.start_s
+    number = np.zeros(int(timeline.rank.max()) + 1, dtype=np.int64)
+    number[list(ranks)] = np.arange(len(ranks))
+    lanes = [0 if s == COMPUTE_STREAM else 2 if s.startswith("recv/") else 1 for _, s in timeline.queues]
+    columns = unpack(timeline.code[seen])
+    return _Boxes(
+        row=number[timeline.rank[seen]],
+        lane=np.array(lanes, dtype=np.int64)[timeline.queue[seen]],
+        start_s=np.maximum(timeline.start_s[seen], begin),
+        end_s=np.minimum(timeline.end_s[seen], end),
+        kind=columns.kind,
+        pass_=columns.pass_,
+        microbatch=columns.microbatch,
+    )
+
+
+def draw_panel(
+    ax: "Axes",
+    timeline: Timeline,
+    placement: Placement,
+    *,
+    title: str,
+    window_s: tuple[float, float] | None = None,
+    ranks: Sequence[int] | None = None,
+) -> None:
+    """Draws one timeline into `ax`; titles it, and says whether it was simulated or measured."""
+    begin, end = window_s or (0.0, timeline.step_time_s)
+    if not begin < end:
+        raise BadInput("window_s", (begin, end), "two times in seconds, the first before the second")
+    ranks = shown_ranks(timeline, placement) if ranks is None else list(ranks)
+    unit, scale = time_unit(end - begin)
+    ax.set_xlim(begin * scale, end * scale)
+    ax.set_ylim(len(ranks), 0)
+    _fill(ax, _boxes(timeline, ranks, (begin, end)), len(ranks), scale)
+    ax.set_yticks([row + sum(_LANES[0]) / 2 for row in range(len(ranks))], [_name(rank, placement) for rank in ranks])
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.set_xlabel(f"time since the start of the step ({unit})", labelpad=1.5)
+    if begin < timeline.step_time_s < end:
+        ax.axvline(timeline.step_time_s * scale, color=INK, linewidth=0.6, linestyle=(0, (2, 2)))
+    _head(ax, timeline, title)
+
+
+def _head(ax: "Axes", timeline: Timeline, title: str) -> None:
+    """The line above a panel: title and step time on the left, source on the right."""
+    unit, scale = time_unit(timeline.step_time_s)
+    text = ax.annotate(
+        title, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=BODY_PT + 1, weight="bold", va="bottom"
+    )
+    ax.annotate(
+        f"step {timeline.step_time_s * scale:.4g} {unit}", (1, 0), (5, 0), text, "offset points", color=MUTED, va="bottom"
+    )
+    error = f", clocks within {timeline.clock_error_s * 1e6:.3g} µs" if timeline.source == "measured" else ""
+    stamp(ax, timeline.source + error)
+
+
+def _fill(ax: "Axes", boxes: _Boxes, num_rows: int, scale: float) -> None:
+    """Idle background, boxes and the micro-batch numbers in those that have room."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_rgba
+
+    begin, end = ax.get_xlim()
+    idle = [(begin, end, row + top, row + bottom) for row in range(num_rows) for top, bottom in _LANES]
+    background = np.array([[(a, t), (b, t), (b, u), (a, u)] for a, b, t, u in idle])
+    ax.add_collection(PolyCollection(background, facecolors="#efefef", linewidths=0, label="idle"), autolim=False)
+    if not len(boxes.row):
+        return
+    lanes = np.array(_LANES)
+    top, bottom = (boxes.row[:, None] + lanes[boxes.lane]).T
+    left, right = boxes.start_s * scale, boxes.end_s * scale
+    corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
+    palette = np.array([[to_rgba(colour) for colour in ACTION_COLOURS[kind]] for kind in Kind])
+    points = _points_per_unit(ax) * (right - left)
+    collection = PolyCollection(
+        corners,
+        facecolors=palette[boxes.kind, boxes.pass_],
+        # A white edge parts neighbours, but would hide boxes that are narrow.
+        edgecolors="white",
+        linewidths=np.where(points > 2.5, 0.35, 0.0),
+        rasterized=len(corners) > _MAX_VECTOR_BOXES,
+        label="operations",
+    )
+    ax.add_collection(collection, autolim=False)
+    _number(ax, boxes, (left + right) / 2, points)
+
+
+def _number(ax: "Axes", boxes: _Boxes, middle: Floats, points: Floats) -> None:
+    digits = np.char.str_len(boxes.microbatch.astype(str))
+    named = boxes.kind <= int(Kind.HEAD)
+    room = (boxes.lane == 0) & named & (points > digits * _NUMBER_PT * 0.64 + 0.7)
+    chosen = np.flatnonzero(room)
+    if len(chosen) > _MAX_NUMBERS:
+        return
+    centre = (_LANES[0][0] + _LANES[0][1]) / 2
+    for i in chosen.tolist():
+        ax.text(
+            middle[i],
+            boxes.row[i] + centre,
+            str(boxes.microbatch[i]),
+            fontsize=_NUMBER_PT,
+            color=INK if boxes.pass_[i] == Pass.F else "white",
+            ha="center",
+            va="center_baseline",
+            clip_on=True,
+        )
+
+
+def _points_per_unit(ax: "Axes") -> float:
+    """Typographic points that one unit of x takes."""
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise BadInput("ax", None, "axes of a figure")
+    begin, end = ax.get_xlim()
+    return float(ax.get_position().width * figure.get_size_inches()[0] * 72 / (end - begin))
+
+
+def _name(rank: int, placement: Placement) -> str:
+    group = next(group for group in placement.groups if rank in group.ranks)
+    return group.name if group.size == 1 else f"{group.name}.{rank - group.first}"
+
+
+def time_unit(span_s: float) -> tuple[str, float]:
+    """A unit in which a span reads well, and its number in a second."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if span_s * scale >= 5:
+            return unit, scale
+    return "µs", 1e6
+
+
+def draw_legend(ax: "Axes") -> None:
+    """Two lines of swatches, compute and transfers, and how to read a row; `ax` is given over to it."""
+    from matplotlib.patches import Rectangle
+    from matplotlib.textpath import TextPath
+
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise BadInput("ax", None, "axes of a figure")
+    box = ax.get_position()
+    wide, high = figure.get_size_inches() * 72 * (box.width, box.height)
+    ax.set(xlim=(0, wide), ylim=(0, high))
+    ax.axis("off")
+    for line, entries in enumerate(_LEGEND):
+        x, y = 0.0, high - 10.0 - 11.0 * line
+        for name, colours in entries:
+            for letter, colour in zip("FBW", colours, strict=False):
+                ax.add_patch(Rectangle((x, y), 8, 7.5, facecolor=colour, edgecolor="white", linewidth=0.35))
+                shade = INK if letter == "F" and len(colours) > 1 else "white"
+                if len(colours) > 1:
+                    ax.text(x + 4, y + 3.6, letter, fontsize=_NUMBER_PT, color=shade, ha="center", va="center_baseline")
+                x += 8
+            ax.text(x + 3, y + 3.6, name, fontsize=SMALL_PT, va="center_baseline")
+            x += 12 + TextPath((0, 0), name, size=SMALL_PT).get_extents().width
+    note = "F forward, B input gradient, W weight gradient; numbers: micro-batches; thin lanes: sent (upper), received (lower); pale: idle"
+    ax.text(0, high - 29.0, note, fontsize=SMALL_PT, color=MUTED, va="center_baseline")

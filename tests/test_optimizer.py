@@ -1,0 +1,82 @@
+"""AdamW on main weights against torch's own, and the clip norm."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bench.execute.optimizer import AdamW, clip_scale, square_sum  # noqa: E402
+
+SHAPES = [(4, 3), (3,), (2, 3, 5)]
+
+
+def parameters(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+
+
+def test_it_follows_torchs_adamw_and_does_not_decay_norms():
+    ours, theirs = parameters(), parameters()
+    options = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}
+    optimizer = AdamW(ours, weight_decay=0.1, **options)
+    decayed = [param for param in theirs if param.dim() > 1]
+    norms = [param for param in theirs if param.dim() == 1]
+    expected = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}], **options
+    )
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        for mine, other in zip(ours, theirs, strict=True):
+            grad = torch.randn(mine.shape, generator=generator)
+            mine.main_grad, other.grad = grad.clone(), grad * 0.5
+        optimizer.step(clip_scale=0.5)
+        expected.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_bf16_parameters_are_roundings_of_main_weights_that_take_small_steps():
+    params = parameters(torch.bfloat16)
+    before = [param.detach().clone() for param in params]
+    optimizer = AdamW(params, lr=1e-5, weight_decay=0.0)
+    for _ in range(3):
+        for param in params:
+            param.main_grad = torch.ones(param.shape)
+        optimizer.step()
+    for param, old, main in zip(params, before, optimizer.main, strict=True):
+        assert main.dtype == torch.float32
+        assert torch.equal(param, main.bfloat16())
+        assert torch.allclose(main, old.float() - 3e-5, atol=1e-6)
+
+
+def test_fp32_parameters_are_their_own_main_weights():
+    params = parameters()
+    optimizer = AdamW(params, lr=0.1)
+    assert [main.data_ptr() for main in optimizer.main] == [param.data_ptr() for param in params]
+
+
+def test_zero_grad_keeps_the_buffers():
+    params = parameters()
+    buffers = [torch.ones(param.shape) for param in params]
+    for param, buffer in zip(params, buffers, strict=True):
+        param.main_grad = buffer
+    AdamW(params, lr=0.1).zero_grad()
+    assert all(not buffer.any() for buffer in buffers)
+    assert all(param.main_grad is buffer for param, buffer in zip(params, buffers, strict=True))
+
+
+def test_a_rank_without_parameters_steps():
+    optimizer = AdamW([], lr=0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert optimizer.num_steps == 1
+    assert square_sum([], "cpu").item() == 0
+
+
+def test_the_clip_norm_is_that_of_all_gradients_together():
+    grads = [torch.full((2, 2), 3.0), torch.tensor([8.0])]
+    norm = square_sum(grads, "cpu").sqrt()
+    assert norm.item() == pytest.approx(10.0)
+    assert clip_scale(norm, 1.0).item() == pytest.approx(0.1)
+    assert clip_scale(norm, 20.0).item() == 1.0
