@@ -7,7 +7,7 @@ from typing import Any
 from bench import provenance
 from bench.assumptions import DEFAULT_ASSUMPTIONS, Assumptions, get_assumptions
 from bench.case import Case, CaseSpec
-from bench.predict import Prediction, does_not_fit, predict
+from bench.predict import GIB, Prediction, does_not_fit, predict
 from bench.trial import Trial, command_for
 from bench.tune import DEFAULT_BUDGET, TuneResult, tune
 
@@ -51,7 +51,7 @@ def predicted_trial(found: Prediction, model: CostModel, search: dict[str, Any] 
         source="simulated",
         status="infeasible" if missing else "ok",
         message=does_not_fit(found.case, found.peak_memory_bytes) if missing else "",
-        metrics=simulation_metrics(found),
+        metrics=simulation_metrics(found) | ({"missing_gib": found.missing_bytes / GIB} if missing else {}),
         search=search or {},
         **_rests_on(found.case, model),
     )
@@ -70,7 +70,8 @@ def tuned_trial(found: TuneResult, model: CostModel, fixed: Sequence[str], budge
     else:
         case = found.spec.with_layout(closest.layout)
         message = f"no layout fits; the closest is {closest.layout or 'the default'}: {closest.reason}"
-        metrics = {"peak_memory_bytes": closest.peak_memory_bytes}
+        peak = closest.peak_memory_bytes or 0.0
+        metrics = {"peak_memory_bytes": peak, "missing_gib": (peak - case.cluster.gpu.memory_bytes) / GIB}
     return Trial.make(
         case=case,
         source="simulated",
@@ -101,3 +102,9 @@ def _rests_on(case: CaseSpec, model: CostModel) -> dict[str, Any]:
         "command": command_for("simulate", case, extra),
         "provenance": provenance.collect(),
     }
+
+
+def failed_trial(spec: CaseSpec, model: CostModel, error: Exception) -> Trial:
+    """What came instead of a simulation."""
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return Trial.make(case=spec, source="simulated", status="error", message=message, **_rests_on(spec, model))

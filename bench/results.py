@@ -3,7 +3,7 @@
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +53,12 @@ class Store:
             self._known = [trial for _, trial in read_trials(self.places)]
         return sorted(self._known, key=lambda trial: trial.created)
 
-    def find(self, spec: CaseSpec, **fields: Any) -> Trial | None:
-        """The newest finished trial of `spec` (of a case: with its layout too) whose `fields` have these values."""
+    def find(self, spec: CaseSpec, matches: Callable[[Trial], bool]) -> Trial | None:
+        """The newest finished trial of `spec` (of a case: with its layout too) that `matches`."""
         wanted = content_id(spec)
         for trial in reversed(self.trials()):
             same = wanted == (trial.case_id if isinstance(spec, Case) else content_id(trial.spec))
-            if same and trial.status in FINISHED and all(getattr(trial, k) == v for k, v in fields.items()):
+            if same and trial.status in FINISHED and matches(trial):
                 return trial
         return None
 

@@ -28,7 +28,8 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 SAMPLED_TOKENS = 16384
-"""Draws behind the counts of an uneven distribution: an expert's share has a relative error of about 1 % at the mean."""
+"""Draws behind the counts of an uneven distribution: an average expert's share has a relative error of a few per cent."""
+MAX_SAMPLED_TIMES = 1 << 23  # tokens x experts; fewer tokens are drawn where there are more experts
 
 _SAMPLES, _ORDERS, _SEQUENCES = range(3)  # streams of random numbers, kept apart under one seed
 
@@ -150,7 +151,7 @@ class Routing:
 
     @property
     def _draws(self) -> Ids:
-        """[SAMPLED_TOKENS, top_k] places in the order of popularity."""
+        """[sampled tokens, top_k] places in the order of popularity."""
         return _sample(self.seed, self.alpha, self.num_experts, self.top_k)
 
     def _order(self, layer: int) -> Ids:
@@ -161,7 +162,8 @@ class Routing:
 @lru_cache(maxsize=8)
 def _sample(seed: int, alpha: float, num_experts: int, top_k: int) -> Ids:
     weight = np.arange(1, num_experts + 1, dtype=np.float64) ** -alpha
-    draws = _draw(np.random.default_rng((seed, _SAMPLES)), weight, SAMPLED_TOKENS, top_k)
+    num_tokens = max(1, min(SAMPLED_TOKENS, MAX_SAMPLED_TIMES // num_experts))
+    draws = _draw(np.random.default_rng((seed, _SAMPLES)), weight, num_tokens, top_k)
     draws.setflags(write=False)
     return draws
 

@@ -1,7 +1,7 @@
 """Experiments, one file each; a file is found by its name, so that a new one needs no registration.
 
 A module here (without a leading underscore) is an experiment: it has ``SUMMARY``, one line, and ``run(request)``, which
-gives the `Evidence` that ``paper_figs`` draws. Its name on the command line has dashes for underscores.
+gives the `Evidence` that the module of the same name in ``paper_figs`` draws. Its name on the command line has dashes for underscores.
 """
 
 import importlib
@@ -9,12 +9,9 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bench.errors import unknown
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Progress = Callable[[int, int, str], None]
 """Called with the number done, the number of all, and what was done last or is being done."""
@@ -43,11 +40,10 @@ class Table(NamedTuple):
 class Evidence(NamedTuple):
     """What an experiment found.
 
-    data: one row a point of the figure, for the CSV file. drawn: keyword arguments of the figure's ``draw``.
+    drawn: keyword arguments of the figure's ``write`` in ``paper_figs``. tables: what the terminal shows.
     failures: one line each; not empty means that something it should show did not hold.
     """
 
-    data: "DataFrame"
     drawn: Mapping[str, Any]
     tables: Sequence[Table]
     failures: Sequence[str] = ()

@@ -1,5 +1,6 @@
 """Figure 7: throughput of every system, by model and sequence length; what does not fit is drawn as such."""
 
+import math
 import os
 import textwrap
 from pathlib import Path
@@ -24,13 +25,15 @@ from paper_figs.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import AbstractPathEffect
     from pandas import DataFrame
 
 NEEDED = ("model", "seq_len", "system", "status", "source", "cluster", "global_batch_tokens", "assumptions")
 NUMBERS = ("tokens_per_s_per_gpu", "fraction_of_bound", "mfu", "missing_gib")
 BELOW = {"fraction_of_bound": "fraction of\nbound", "mfu": "MFU"}
 _GROUP_WIDTH = 0.82  # of the distance between two sequence lengths
-_HEIGHT_IN = 3.45
+_FACTOR_WIDTH = 0.5
+_HEIGHT_IN = 3.4
 
 
 def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep") -> "Figure":
@@ -49,9 +52,8 @@ def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep") ->
     below = "fraction_of_bound" if cells["fraction_of_bound"].notna().any() else "mfu"
     with style():
         figure = new_figure(WIDTH_IN, _HEIGHT_IN)
-        grid = figure.add_gridspec(
-            2, len(models), height_ratios=(3.2, 1), left=0.065, right=0.995, top=0.83, bottom=0.2, hspace=0.14, wspace=0.16
-        )
+        grid = figure.add_gridspec(2, len(models), height_ratios=(2.9, 1), hspace=0.13, wspace=0.16)
+        figure.subplots_adjust(left=0.08, right=0.995, top=0.865, bottom=0.21)
         for column, model in enumerate(models):
             some = cells[cells["model"] == model]
             upper = figure.add_subplot(grid[0, column])
@@ -64,9 +66,11 @@ def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep") ->
             if column == 0:
                 upper.set_ylabel("tokens/s/GPU (thousand)")
                 lower.set_ylabel(BELOW[below])
-        _draw_legend(figure, systems, bool((cells["status"] != "ok").any()))
+                for ax in (upper, lower):
+                    ax.yaxis.set_label_coords(-0.16, 0.5)
+        _draw_legend(figure, systems, set(cells["status"]) - {"ok"})
         note = f"Factors above {ours}: its throughput over {baseline}." if {ours, baseline} <= set(systems) else ""
-        lines = textwrap.wrap(f"{caption(cells)} {note}", 150)
+        lines = textwrap.wrap(f"{caption(cells)} {note}", 160)
         figure.text(0.005, 0.012, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom", linespacing=1.35)
     return figure
 
@@ -112,11 +116,15 @@ def _cells(frame: "DataFrame") -> "DataFrame":
     without = cells[(cells["status"] == "ok") & cells["tokens_per_s_per_gpu"].isna()]
     if len(without):
         cell = without.iloc[0]
-        raise BadInput("fig7 tokens_per_s_per_gpu", None, f"a number where status is ok ({cell['model']} {cell['system']})")
+        raise BadInput(
+            "fig7 tokens_per_s_per_gpu", None, f"a number where status is ok ({cell['model']} {cell['system']})"
+        )
     for what in ("cluster", "global_batch_tokens"):
         for (model, seq_len), some in cells.groupby(["model", "seq_len"]):
             if some[what].nunique() > 1:
-                raise BadInput(f"fig7 {what}", sorted(set(some[what])), f"the same for all systems of {model} at {seq_len}")
+                raise BadInput(
+                    f"fig7 {what}", sorted(set(some[what])), f"the same for all systems of {model} at {seq_len}"
+                )
     return cells
 
 
@@ -134,12 +142,15 @@ def _positions(cells: "DataFrame", systems: list[str], system: str) -> tuple["Da
 
 
 def _draw_throughput(ax: "Axes", cells: "DataFrame", systems: list[str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     colours = system_colours(systems)
     ran = cells["status"] == "ok"
     top = float(cells.loc[ran, "tokens_per_s_per_gpu"].max()) / 1e3 if ran.any() else 1.0
     top = top or 1.0
     _label_lengths(ax, cells, labels=False)
     ax.set_ylim(0, 1.16 * top)
+    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.grid(axis="y")
     for system in systems:
         rows, middles, width = _positions(cells, systems, system)
@@ -155,17 +166,25 @@ def _draw_throughput(ax: "Axes", cells: "DataFrame", systems: list[str]) -> None
             label=system,
         )
         for i in sorted(set(range(len(rows))) - set(ok)):
-            _draw_absent(ax, middles[i], width * 0.92, 0.09 * top, rows.iloc[i], colours[system])
+            bar = ax.bar([middles[i]], [0.09 * top], width * 0.92, facecolor="white", edgecolor=colours[system])
+            bar[0].set(hatch="//////", linewidth=0.5)
+            why = _reason(str(rows["status"].iloc[i]), float(rows["missing_gib"].iloc[i]))
+            text = ax.text(middles[i], 0.12 * top, why, rotation=90, fontsize=SMALL_PT - 0.5, ha="center", va="bottom")
+            text.set(color=MUTED, path_effects=_halo())
 
 
-def _draw_absent(ax: "Axes", x: float, width: float, height: float, row: "DataFrame", colour: str) -> None:
-    """A hatched stub for a cell that did not run, and why."""
-    ax.bar([x], [height], width, facecolor="white", edgecolor=colour, hatch="//////", linewidth=0.5, label="_absent")
-    missing = float(row["missing_gib"])
-    said = f"needs +{missing:.0f} GiB" if missing == missing else str(row["status"])
-    if 0 < missing < 0.5:
-        said = "needs +<1 GiB"
-    ax.text(x, 1.3 * height, said, rotation=90, fontsize=SMALL_PT - 0.5, color=MUTED, ha="center", va="bottom")
+def _reason(status: str, missing_gib: float) -> str:
+    """Why a cell has no bar; `missing_gib` is NaN where memory was not the reason."""
+    if math.isnan(missing_gib):
+        return status
+    return f"needs +{missing_gib:.0f} GiB" if missing_gib >= 1 else f"needs +{missing_gib:.2f} GiB"
+
+
+def _halo() -> "list[AbstractPathEffect]":
+    """A white rim, so that text stays legible where it crosses a bar."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=1.6, foreground="white")]
 
 
 def _print_factors(ax: "Axes", cells: "DataFrame", systems: list[str], ours: str, baseline: str) -> None:
@@ -173,13 +192,18 @@ def _print_factors(ax: "Axes", cells: "DataFrame", systems: list[str], ours: str
         return
     ran = cells[cells["status"] == "ok"]
     base = ran[ran["system"] == baseline].set_index("seq_len")["tokens_per_s_per_gpu"]
-    rows, middles, _ = _positions(cells, systems, ours)
+    rows, middles, width = _positions(cells, systems, ours)
+    # As wide as the text: neighbours that it would cross push it up.
+    reach = math.ceil(_FACTOR_WIDTH / 2 / width)
+    beside = systems[max(systems.index(ours) - reach, 0) : systems.index(ours) + reach + 1]
     for (_, row), x in zip(rows.iterrows(), middles, strict=True):
         if row["status"] == "ok" and base.get(row["seq_len"], 0.0) > 0:
             factor = row["tokens_per_s_per_gpu"] / base[row["seq_len"]]
-            ax.annotate(
-                f"{factor:.2f}×",
-                (x, row["tokens_per_s_per_gpu"] / 1e3),
+            cell = ran[(ran["seq_len"] == row["seq_len"]) & ran["system"].isin(beside)]
+            above = (x, cell["tokens_per_s_per_gpu"].max() / 1e3)
+            text = ax.annotate(
+                f"{factor:.2f}\N{MULTIPLICATION SIGN}",
+                above,
                 (0, 1.5),
                 textcoords="offset points",
                 ha="center",
@@ -187,6 +211,7 @@ def _print_factors(ax: "Axes", cells: "DataFrame", systems: list[str], ours: str
                 fontsize=SMALL_PT,
                 weight="bold",
             )
+            text.set_path_effects(_halo())
 
 
 def _draw_fraction(ax: "Axes", cells: "DataFrame", systems: list[str], column: str) -> None:
@@ -211,6 +236,10 @@ def _draw_fraction(ax: "Axes", cells: "DataFrame", systems: list[str], column: s
             linewidth=0.4,
             label=system,
         )
+        for i in set(range(len(rows))) - set(drawn):
+            ax.plot(
+                middles[i], 0.05 * ax.get_ylim()[1], "x", markersize=2.5, markeredgewidth=0.6, color=colours[system]
+            )
 
 
 def _label_lengths(ax: "Axes", cells: "DataFrame", *, labels: bool) -> None:
@@ -226,17 +255,18 @@ def _length(tokens: int) -> str:
     return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
 
 
-def _draw_legend(figure: "Figure", systems: list[str], any_absent: bool) -> None:
+def _draw_legend(figure: "Figure", systems: list[str], failures: set[str]) -> None:
     from matplotlib.patches import Patch
 
     colours = system_colours(systems)
     handles = [Patch(facecolor=colours[name], edgecolor=INK, linewidth=0.4, label=name) for name in systems]
-    if any_absent:
-        handles.append(Patch(facecolor="white", edgecolor=MUTED, hatch="//////", linewidth=0.5, label="does not run"))
+    if failures:
+        said = "does not fit" if failures <= {"infeasible", "oom"} else "no result"
+        handles.append(Patch(facecolor="white", edgecolor=MUTED, hatch="//////", linewidth=0.5, label=said))
     figure.legend(
         handles=handles,
         loc="upper center",
-        bbox_to_anchor=(0.5, 1.005),
+        bbox_to_anchor=(0.5, 1.015),
         ncols=len(handles),
         fontsize=BODY_PT,
         handlelength=1.4,

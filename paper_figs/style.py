@@ -74,7 +74,7 @@ def style() -> Iterator[None]:
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_RC)
+        matplotlib.rcParams.update(_RC)  # type: ignore[arg-type]  # the stubs spell out every key
         yield
 
 
@@ -136,8 +136,20 @@ def stamp(ax: "Axes", source: str, x: float = 1.0, y: float = 1.0) -> None:
     )
 
 
+def width_pt(text: str, size_pt: float, weight: str = "normal") -> float:
+    """Width of a line of text in typographic points."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(family=_RC["font.family"], weight=weight)
+    return float(TextPath((0, 0), text, size=size_pt, prop=font).get_extents().width)
+
+
 def save(figure: "Figure", out_dir: Path | str, stem: str) -> tuple[Path, Path]:
-    """Writes ``stem.pdf`` and ``stem.png`` (200 dpi), without dates or versions in them; the same figure gives the same bytes."""
+    """Writes ``stem.pdf`` and ``stem.png`` (200 dpi), each whole or not at all.
+
+    No date or version is in them: the same figure gives the same bytes.
+    """
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     # matplotlib's own metadata: None leaves an entry out.

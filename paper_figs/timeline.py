@@ -1,6 +1,6 @@
 """Timelines side by side: what each group computes and sends, on one time scale.
 
-A row is one rank: its compute queue above, and below it two thin lanes, what it sends and what it receives. Pale is idle.
+A row is one rank: its compute queue above, and below it two thin lanes, what it sends and what it receives.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from bench.placement import Placement
 from bench.plan import COMPUTE_STREAM
 from bench.program import Op
 from bench.timeline import Timeline
-from paper_figs.style import BODY_PT, INK, MUTED, SMALL_PT, WIDTH_IN, new_figure, stamp, style
+from paper_figs.style import BODY_PT, INK, MUTED, SMALL_PT, WIDTH_IN, new_figure, stamp, style, width_pt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,12 @@ ACTION_COLOURS: dict[Kind, tuple[str, str, str]] = {
 }
 _LEGEND = (
     (("attention", _ATTENTION), ("experts", _EXPERT), ("embedding, join, head", _ENDS)),
-    (("dispatch", _DISPATCH[:2]), ("combine", _COMBINE[:2]), ("residual, hop", _RESIDUAL[:2]), ("sync, update", _STEP_END[:1])),
+    (
+        ("dispatch", _DISPATCH[:2]),
+        ("combine", _COMBINE[:2]),
+        ("residual, hop", _RESIDUAL[:2]),
+        ("sync, update", _STEP_END[:1]),
+    ),
 )
 
 # Lanes of a row, in row heights from its top: compute, sent, received.
@@ -183,13 +188,24 @@ def draw_panel(
 def _head(ax: "Axes", timeline: Timeline, title: str) -> None:
     """The line above a panel: title and step time on the left, source on the right."""
     unit, scale = time_unit(timeline.step_time_s)
+    step = f"step {timeline.step_time_s * scale:.4g} {unit}"
+    error = f", clocks within {timeline.clock_error_s * 1e6:.3g} µs" if timeline.clock_error_s else ""
+    begin, end = ax.get_xlim()
+    room = (
+        (end - begin) * _points_per_unit(ax)
+        - width_pt(step, BODY_PT)
+        - width_pt(timeline.source + error, SMALL_PT)
+        - 20
+    )
+    size = BODY_PT + 1
+    if width_pt(title, size, "bold") > room:
+        size = SMALL_PT
+    while width_pt(title, size, "bold") > room and len(title) > 1:
+        title = title[:-2].rstrip() + "…"
     text = ax.annotate(
-        title, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=BODY_PT + 1, weight="bold", va="bottom"
+        title, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=size, weight="bold", va="bottom"
     )
-    ax.annotate(
-        f"step {timeline.step_time_s * scale:.4g} {unit}", (1, 0), (5, 0), text, "offset points", color=MUTED, va="bottom"
-    )
-    error = f", clocks within {timeline.clock_error_s * 1e6:.3g} µs" if timeline.source == "measured" else ""
+    ax.annotate(step, (1, 0), (5, 0), text, "offset points", color=MUTED, va="bottom")
     stamp(ax, timeline.source + error)
 
 
@@ -200,7 +216,7 @@ def _fill(ax: "Axes", boxes: _Boxes, num_rows: int, scale: float) -> None:
 
     begin, end = ax.get_xlim()
     idle = [(begin, end, row + top, row + bottom) for row in range(num_rows) for top, bottom in _LANES]
-    background = np.array([[(a, t), (b, t), (b, u), (a, u)] for a, b, t, u in idle])
+    background = [[(a, t), (b, t), (b, u), (a, u)] for a, b, t, u in idle]
     ax.add_collection(PolyCollection(background, facecolors="#efefef", linewidths=0, label="idle"), autolim=False)
     if not len(boxes.row):
         return
@@ -211,7 +227,7 @@ def _fill(ax: "Axes", boxes: _Boxes, num_rows: int, scale: float) -> None:
     palette = np.array([[to_rgba(colour) for colour in ACTION_COLOURS[kind]] for kind in Kind])
     points = _points_per_unit(ax) * (right - left)
     collection = PolyCollection(
-        corners,
+        corners,  # type: ignore[arg-type]  # one array of corners is taken as it is
         facecolors=palette[boxes.kind, boxes.pass_],
         # A white edge parts neighbours, but would hide boxes that are narrow.
         edgecolors="white",
@@ -269,7 +285,6 @@ def time_unit(span_s: float) -> tuple[str, float]:
 def draw_legend(ax: "Axes") -> None:
     """Two lines of swatches, compute and transfers, and how to read a row; `ax` is given over to it."""
     from matplotlib.patches import Rectangle
-    from matplotlib.textpath import TextPath
 
     figure = ax.get_figure(root=True)
     if figure is None:
@@ -288,6 +303,9 @@ def draw_legend(ax: "Axes") -> None:
                     ax.text(x + 4, y + 3.6, letter, fontsize=_NUMBER_PT, color=shade, ha="center", va="center_baseline")
                 x += 8
             ax.text(x + 3, y + 3.6, name, fontsize=SMALL_PT, va="center_baseline")
-            x += 12 + TextPath((0, 0), name, size=SMALL_PT).get_extents().width
-    note = "F forward, B input gradient, W weight gradient; numbers: micro-batches; thin lanes: sent (upper), received (lower); pale: idle"
+            x += 12 + width_pt(name, SMALL_PT)
+    note = (
+        "F forward, B input gradient, W weight gradient; numbers: micro-batches; "
+        "thin lanes: sent (upper), received (lower); pale: idle"
+    )
     ax.text(0, high - 29.0, note, fontsize=SMALL_PT, color=MUTED, va="center_baseline")

@@ -10,6 +10,7 @@ from test_trial import measured, simulated
 
 from bench.errors import BadInput
 from bench.results import PUBLISHED, ResultsWarning, Store, load, read_trials, write_once
+from bench.trial import Trial
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -59,18 +60,23 @@ def test_foreign_and_truncated_files_are_named_once_and_left_out(tmp_path: Path)
     assert "notes" not in text
 
 
-def test_find_wants_the_same_code_and_a_finished_trial(tmp_path: Path) -> None:
+def test_find_gives_a_finished_trial_that_matches(tmp_path: Path) -> None:
     case = make_case("ep", ep=2)
     store = Store(tmp_path)
     trial = simulated(case)
     store.write(trial)
-    store.write(simulated(make_case("ep", ep=4), status="error", message="stopped", code_digest="2" * 16))
-    assert store.find(trial.spec, source="simulated", code_digest=trial.code_digest) == trial
-    assert store.find(case) == trial
-    assert store.find(make_case("ep", ep=1)) is None
-    assert store.find(trial.spec, code_digest="1" * 16) is None
-    assert store.find(simulated(make_case("ep", ep=4)).spec, code_digest="2" * 16) is None
-    assert Store(tmp_path / "empty", also=[tmp_path]).find(case) == trial
+    failed = simulated(make_case("ep", ep=4, microbatches=2), status="error", message="stopped", code_digest="2" * 16)
+    store.write(failed)
+
+    def anything(_: Trial) -> bool:
+        return True
+
+    assert store.find(trial.spec, lambda found: found.code_digest == trial.code_digest) == trial
+    assert store.find(case, anything) == trial
+    assert store.find(make_case("ep", ep=1), anything) is None
+    assert store.find(trial.spec, lambda found: found.code_digest == "1" * 16) is None
+    assert store.find(failed.case, anything) is None
+    assert Store(tmp_path / "empty", also=[tmp_path]).find(case, anything) == trial
 
 
 def test_a_table_has_a_row_a_trial(tmp_path: Path) -> None:

@@ -1,21 +1,13 @@
 """`moebench list`: what there is to name."""
 
-from enum import StrEnum
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from bench.cli.options import Json
 
-
-class Things(StrEnum):
-    """What can be listed."""
-
-    systems = "systems"
-    models = "models"
-    clusters = "clusters"
-    experiments = "experiments"
-    assumptions = "assumptions"
+Rows = list[dict[str, Any]]
 
 
 def add_verbs(app: typer.Typer) -> None:
@@ -23,20 +15,27 @@ def add_verbs(app: typer.Typer) -> None:
 
 
 def list_things(
-    what: Annotated[Things, typer.Argument(help="What to list.", show_default=False)], json: Json = False
+    what: Annotated[
+        str, typer.Argument(help="systems, models, clusters, experiments or assumptions.", show_default=False)
+    ],
+    json: Json = False,
 ) -> None:
     """List systems, models, clusters, experiments or assumptions by name."""
     from bench.cli.output import print_json, print_table
+    from bench.errors import unknown
 
+    if what not in _ROWS:
+        raise unknown("what", what, _ROWS)
     rows = _ROWS[what]()
     if json:
-        print_json({"kind": "list", what.value: rows})
-    else:
-        columns = list(rows[0]) if rows else ["name"]
-        print_table(what.value, columns, [[row[column] for column in columns] for row in rows])
+        print_json({"kind": "list", what: rows})
+        return
+    if what == "assumptions":  # many fields, few sets
+        rows = [{"field": field, **{row["name"]: row[field] for row in rows}} for field in rows[0] if field != "name"]
+    print_table(what, list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _systems() -> list[dict[str, Any]]:
+def _systems() -> Rows:
     from bench.system import systems
 
     return [
@@ -45,7 +44,7 @@ def _systems() -> list[dict[str, Any]]:
     ]
 
 
-def _models() -> list[dict[str, Any]]:
+def _models() -> Rows:
     from bench.flops import num_parameters
     from bench.models import MODELS
 
@@ -69,7 +68,7 @@ def _models() -> list[dict[str, Any]]:
     return rows
 
 
-def _clusters() -> list[dict[str, Any]]:
+def _clusters() -> Rows:
     from bench.clusters import CLUSTERS
 
     return [
@@ -87,22 +86,22 @@ def _clusters() -> list[dict[str, Any]]:
     ]
 
 
-def _experiments() -> list[dict[str, Any]]:
+def _experiments() -> Rows:
     from experiments import get_experiment, names
 
     return [{"name": name, "summary": get_experiment(name).SUMMARY} for name in names()]
 
 
-def _assumptions() -> list[dict[str, Any]]:
+def _assumptions() -> Rows:
     from bench.assumptions import ASSUMPTIONS
 
     return [{"name": name, **values.model_dump(mode="json")} for name, values in ASSUMPTIONS.items()]
 
 
-_ROWS = {
-    Things.systems: _systems,
-    Things.models: _models,
-    Things.clusters: _clusters,
-    Things.experiments: _experiments,
-    Things.assumptions: _assumptions,
+_ROWS: dict[str, Callable[[], Rows]] = {
+    "systems": _systems,
+    "models": _models,
+    "clusters": _clusters,
+    "experiments": _experiments,
+    "assumptions": _assumptions,
 }

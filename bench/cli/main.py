@@ -1,6 +1,6 @@
 """The `moebench` command and what all verbs share: how errors are said, and the exit codes.
 
-Exit codes: 0 done; 1 the command ran and found a failure (a missed tolerance, a diverged run); 2 bad input.
+Exit codes: 0 done; 1 the command ran and found a failure (a missed tolerance, a diverged run); 2 bad input; 130 stopped.
 """
 
 import sys
@@ -12,17 +12,22 @@ import typer
 from typer.core import TyperGroup
 
 from bench.cli import figures, listing, planning, tracing, training
-from bench.errors import BadInput
+from bench.errors import BadInput, unknown
 
 # typer's own name for it: click is vendored in some versions and a package in others.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
-EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 130
 
 
 class OneLineErrors(TyperGroup):
     """Says every kind of bad input in one line on stderr and exits with 2, without a traceback."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            raise unknown("command", args[0], self.commands)
+        return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         if not standalone_mode:
@@ -37,19 +42,32 @@ class OneLineErrors(TyperGroup):
                 _refuse(_usage_line(error))
             except typer.Abort:
                 _say("stopped")
-                sys.exit(130)
+                sys.exit(EXIT_STOPPED)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _usage_line(error: Any) -> str:
-    if error.__class__.__name__ == "NoArgsIsHelpError":
-        return "command: none is not valid; allowed: see `moebench --help`"
-    path = error.ctx.command_path if error.ctx is not None else "moebench"
-    return f"{' '.join(error.format_message().split())} (see `{path} --help`)"
+    """What typer has to say, in the form of a `BadInput` where it names no value."""
+    match type(error).__name__:
+        case "NoArgsIsHelpError":  # the help has been printed
+            return ""
+        case "NoSuchOption":
+            known = [name for option in error.ctx.command.params for name in option.opts if name.startswith("--")]
+            return str(unknown("option", error.option_name, known))
+        case "MissingParameter" if error.param is not None:
+            return str(BadInput(_option_of(error), None, "a value (it is required)"))
+        case "BadParameter" if error.param is not None:
+            return f"{_option_of(error)}: {error.message.removeprefix('Value error, ')}"
+    return " ".join(error.format_message().split())
+
+
+def _option_of(error: Any) -> str:
+    return str(next((name for name in error.param.opts if name.startswith("--")), error.param.name))
 
 
 def _refuse(line: str, grid: str = "") -> NoReturn:
-    _say(line)
+    if line:
+        _say(line)
     if grid:
         sys.stderr.write(grid.rstrip("\n") + "\n")
     sys.exit(EXIT_BAD_INPUT)

@@ -15,35 +15,94 @@ if TYPE_CHECKING:
 DEFAULT_BATCH_TOKENS = 1 << 22
 DEFAULT_MICROBATCHES = 4
 
-System_ = Annotated[str, typer.Argument(metavar="SYSTEM", help="Training system; see `moebench list systems`.", show_default=False)]
+
+def whole_number(word: str) -> int:
+    """An option's number; typer puts the option's name before the error."""
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is not valid; allowed: a whole number") from None
+
+
+System_ = Annotated[
+    str, typer.Argument(metavar="SYSTEM", help="Training system; see `moebench list systems`.", show_default=False)
+]
 Model_ = Annotated[
-    str, typer.Option("--model", metavar="NAME|FILE", help="Model: a name (`moebench list models`), a file with its fields, or a Hugging Face config.json.")
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME|FILE",
+        help="Model: a name (`moebench list models`), a file with its fields, or a Hugging Face config.json.",
+    ),
 ]
 Cluster_ = Annotated[
-    str, typer.Option("--cluster", metavar="NAME|FILE", help="Cluster: a name, GPUxNODES such as h800x16, or a file with its fields.")
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="Cluster: a name, GPUxNODES such as h800x16, or a file with its fields.",
+    ),
 ]
-SeqLen = Annotated[int, typer.Option("--seq-len", metavar="TOKENS", help="Sequence length in tokens.")]
+SeqLen = Annotated[
+    int, typer.Option("--seq-len", metavar="TOKENS", parser=whole_number, help="Sequence length in tokens.")
+]
 Batch = Annotated[
-    int | None, typer.Option("--global-batch-tokens", metavar="TOKENS", help="Global batch of one optimizer step, in tokens. Default: 4194304 for a cluster, 4 micro-batches for a run.", show_default=False)
+    int | None,
+    typer.Option(
+        "--global-batch-tokens",
+        metavar="TOKENS",
+        parser=whole_number,
+        help="Global batch of one optimizer step, in tokens. Default: 4194304 simulated, 4 micro-batches executed.",
+        show_default=False,
+    ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="bf16|fp32", help="Training dtype.")]
 Routing_ = Annotated[
-    str, typer.Option("--routing", metavar="ROUTING", help="How tokens choose experts: learned, balanced, zipf:ALPHA, hot-rank, empty-expert.")
+    str,
+    typer.Option(
+        "--routing",
+        metavar="ROUTING",
+        help="How tokens choose experts: learned, balanced, zipf:ALPHA, hot-rank, empty-expert.",
+    ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of weights, data and routing.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="NUMBER", parser=whole_number, help="Seed of weights, data and routing.")
+]
 Layout_ = Annotated[
     list[str] | None,
-    typer.Option("--layout", metavar="KEY=VALUE ...", help="Layout, e.g. `--layout ep=16 pp=8`; what is not named has its default.", show_default=False),
+    typer.Option(
+        "--layout",
+        metavar="KEY=VALUE ...",
+        help="Layout, e.g. `--layout ep=16 pp=8`; what is not named has its default.",
+        show_default=False,
+    ),
 ]
-AssumptionSet = Annotated[str | None, typer.Option("--assumptions", metavar="SET", help="Cost model; see `moebench list assumptions`.", show_default=False)]
+AssumptionSet = Annotated[
+    str | None,
+    typer.Option(
+        "--assumptions", metavar="SET", help="Cost model; see `moebench list assumptions`.", show_default=False
+    ),
+]
 Setting = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE ...", help="Another value for a field of the cost model.", show_default=False)
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE ...", help="Another value for a field of the cost model.", show_default=False
+    ),
 ]
-Ranks = Annotated[int, typer.Option("--ranks", help="Processes to start on this machine.")]
+Ranks = Annotated[
+    int, typer.Option("--ranks", metavar="NUMBER", parser=whole_number, help="Processes to start on this machine.")
+]
 Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="cpu (gloo) or cuda (NCCL).")]
-Data = Annotated[str, typer.Option("--data", metavar="text|synthetic", help="Python's own sources as bytes, or random tokens.")]
+Data = Annotated[
+    str, typer.Option("--data", metavar="text|synthetic", help="Python's own sources as bytes, or random tokens.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="Where trials are kept. Default: results/local.", show_default=False)]
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        "--results", metavar="DIR", help="Where trials are kept. Default: results/local.", show_default=False
+    ),
+]
 
 _PAIR = re.compile(r"[A-Za-z_][\w.]*=.*")
 _REPEATED = ("--layout", "--set")
@@ -96,6 +155,23 @@ def spec_of(
     spec = CaseSpec.make(model=get_model(model), cluster=cluster, workload=workload, system=system)
     _ = workload.num_sequences  # refuses a batch that the sequence length does not divide
     return spec
+
+
+def spec_on(
+    system: str,
+    model: str,
+    cluster: str,
+    seq_len: int,
+    batch_tokens: int | None,
+    dtype: str,
+    routing: str,
+    seed: int,
+) -> "CaseSpec":
+    """`spec_of` with a cluster's name and the default global batch. Raises BadInput."""
+    from bench.clusters import get_cluster
+
+    tokens = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
+    return spec_of(system, model, get_cluster(cluster), seq_len, tokens, dtype, routing, seed)
 
 
 def local_cluster(ranks: int, device: str) -> "Cluster":

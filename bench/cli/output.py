@@ -2,10 +2,14 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from bench.errors import BadInput
 
 GIB = 2**30
 
@@ -82,3 +86,12 @@ def working(title: str) -> Iterator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, description=f"{title}: {what}")
 
         yield advance
+
+
+def require_folder(field: str, folder: Path) -> None:
+    """Raises BadInput where `folder` cannot be a directory to write in; makes nothing."""
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise BadInput(field, str(folder), f"a directory; {nearest} is a file")
+    if not os.access(nearest, os.W_OK):
+        raise BadInput(field, str(folder), f"a directory that can be written; {nearest} cannot")

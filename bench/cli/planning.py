@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
-from bench.cli.options import DEFAULT_BATCH_TOKENS, PairsCommand
+from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
     from bench.case import Case, CaseSpec
@@ -41,9 +41,9 @@ def plan(
     from bench.lower import lower
     from bench.system import plan_of
 
-    spec = _spec(system, model, cluster, seq_len, global_batch_tokens, dtype, "balanced", 0)
+    spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, "balanced", 0)
     given = options.layout_of(layout)
-    case = spec.with_layout(given) if given is not None else _best(spec, CostModel.named())[0].case
+    case = spec.with_layout(given) if given is not None else best(spec, CostModel.named())[0].case
     schedule = plan_of(case)
     program = lower(schedule, case.model)
     check(program)
@@ -75,11 +75,11 @@ def simulate(
     from bench.evaluate import CostModel, predicted_trial, simulation_metrics
     from bench.predict import predict
 
-    spec = _spec(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
+    spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
     costs = CostModel.named(assumptions, options.words_of(set_))
     given = options.layout_of(layout)
     if given is None:
-        found, search = _best(spec, costs)
+        found, search = best(spec, costs)
     else:
         found, search = predict(spec.with_layout(given), costs.values), {}
         found.require_fits()
@@ -100,7 +100,7 @@ def simulate(
         _show_simulation(found, costs, search)
 
 
-def _best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, Any]]":
+def best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, Any]]":
     """The tuned layout's prediction. Raises BadInput where nothing fits, with the missing GiB."""
     from bench.cli.output import working
     from bench.errors import BadInput
@@ -129,15 +129,6 @@ def _show_simulation(found: "Prediction", costs: "CostModel", search: dict[str, 
     facts |= simulation_metrics(found)
     facts |= {"assumptions": costs.label, "case": case.id}
     print_facts(f"simulated: {case.system} for {case.model.name} on {case.cluster.name}", facts)
-
-
-def _spec(
-    system: str, model: str, cluster: str, seq_len: int, tokens: int | None, dtype: str, routing: str, seed: int
-) -> "CaseSpec":
-    from bench.clusters import get_cluster
-
-    batch_tokens = DEFAULT_BATCH_TOKENS if tokens is None else tokens
-    return options.spec_of(system, model, get_cluster(cluster), seq_len, batch_tokens, dtype, routing, seed)
 
 
 def _described(case: "Case", schedule: "Plan") -> dict[str, Any]:

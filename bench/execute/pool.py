@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 GRACE_S = 2.0  # after one rank's error, what the others get to come back by themselves
 # What the server from which CPU ranks are forked imports once, instead of every rank for itself.
-PRELOADED = ["torch", "torch.distributed", "bench.execute.parts"]
+PRELOADED = ["torch", "torch.distributed", "bench.execute.train", "bench.execute.verify"]
 
 
 class RankError(RuntimeError):
@@ -288,6 +288,9 @@ def _set_up_torch() -> None:
 
     torch.set_num_threads(1)
     if _rank.device == "cuda":
+        from bench.execute.nccl import DEVICE_CONNECTIONS
+
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(DEVICE_CONNECTIONS))  # read when CUDA starts
         torch.cuda.set_device(_rank.number)
         assert torch.cuda.current_device() == _rank.number
     # All ranks are on this host, whose name need not resolve to an address that reaches it.

@@ -177,7 +177,7 @@ class GradientSync:
         for ranks in parameter_sets(placement, num_replicas):
             if len(ranks) > 1:
                 process_group(ranks)
-        replica, place = divmod(rank, placement.size)
+        place = rank % placement.size
         group = next(group for group in placement.groups if place in group.ranks)
         routed, others = split_parameters(parts)
         everywhere = replicated_ranks(placement, num_replicas, group.name)

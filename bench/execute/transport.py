@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.action import Action, Kind, Pass
+from bench.action import Action, Kind, Pass, view
 from bench.edges import ends
 from bench.errors import BadInput
 from bench.placement import Placement
@@ -56,9 +57,9 @@ class Channel(NamedTuple):
 def channels_of(program: Program, num_replicas: int) -> list[Channel]:
     """Every channel of every replica, in the same order on all ranks."""
     placement = program.plan.placement
-    sends = sorted({int(program.template[k]) for k in (program.op == Op.SEND).nonzero()[0]})
-    actions = [Action(*program.action_of_template(t)) for t in sends]
-    found = [Channel.of(a, placement, r * placement.size) for r in range(num_replicas) for a in actions]
+    sent = np.unique(program.template[program.op == Op.SEND])
+    actions = [view(int(code)) for code in program.templates[sent]]
+    found = [Channel.of(one, placement, r * placement.size) for r in range(num_replicas) for one in actions]
     return list(dict.fromkeys(found))
 
 

@@ -1,0 +1,64 @@
+"""`moebench figure`: runs what a figure is missing, keeps the trials, draws it, and says what came out."""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.cli import options
+
+if TYPE_CHECKING:
+    from experiments import Evidence
+
+
+def add_verbs(app: typer.Typer) -> None:
+    app.command("figure", epilog="Example: moebench figure fig7 --quick --out out")(figure)
+
+
+def figure(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Figure; see `moebench list experiments`.", show_default=False)],
+    results: options.Results = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the figure's files go.")] = Path("out"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cells or steps: to see that it works.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Draw a figure: run what is missing, write trials, and draw PDF, PNG and CSV. Exit code 1 where a check fails."""
+    from bench.cli.output import print_json, print_table, require_folder, working
+    from bench.results import LOCAL
+    from experiments import Request, get_experiment
+
+    experiment = get_experiment(name)
+    kept = LOCAL if results is None else results
+    require_folder("results", kept)
+    require_folder("out", out)
+    with working(name) as advance:
+        evidence = experiment.run(Request(kept, quick, advance))
+    files = draw(name, evidence, out)
+    if json:
+        print_json(_described(name, evidence, files, kept))
+    else:
+        for table in evidence.tables:
+            print_table(table.title, table.columns, table.rows)
+        typer.echo(f"wrote {', '.join(str(path) for path in files)}; trials in {kept}")
+    for failure in evidence.failures:
+        typer.echo(f"moebench: failed: {failure}", err=True)
+    if evidence.failures:
+        raise typer.Exit(1)
+
+
+def draw(name: str, evidence: "Evidence", out: Path) -> list[Path]:
+    """The figure's PDF, PNG and CSV files."""
+    drawing = importlib.import_module(f"paper_figs.{name.replace('-', '_')}")
+    return list(drawing.write(**evidence.drawn, out_dir=out))
+
+
+def _described(name: str, evidence: "Evidence", files: list[Path], results: Path) -> dict[str, Any]:
+    return {
+        "kind": "figure",
+        "name": name,
+        "files": [str(path) for path in files],
+        "results": str(results),
+        "tables": [{"title": t.title, "columns": list(t.columns), "rows": [list(row) for row in t.rows]} for t in evidence.tables],
+        "failures": list(evidence.failures),
+    }

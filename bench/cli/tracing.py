@@ -1,0 +1,88 @@
+"""`moebench trace`: one step, simulated or executed, as Chrome/Perfetto JSON and as a drawn timeline."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bench.cli import options
+from bench.cli.options import PairsCommand
+
+if TYPE_CHECKING:
+    from bench.case import Case, CaseSpec
+    from bench.placement import Placement
+    from bench.timeline import Timeline
+
+
+def add_verbs(app: typer.Typer) -> None:
+    example = "moebench trace disagmoe --model tiny --executed --ranks 4 --out out/disagmoe.json"
+    app.command("trace", cls=PairsCommand, epilog=f"Example: {example}")(trace)
+
+
+def trace(
+    system: options.System_,
+    model: options.Model_,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="The trace; .json.gz is compressed. The drawing goes beside it.")],
+    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE", help="Cluster of a simulated step.", show_default=False)] = None,
+    seq_len: options.SeqLen = 64,
+    global_batch_tokens: options.Batch = None,
+    layout: options.Layout_ = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", metavar="bf16|fp32", help="Default: bf16 simulated, fp32 executed.", show_default=False)] = None,
+    routing: options.Routing_ = "balanced",
+    seed: options.Seed = 0,
+    assumptions: options.AssumptionSet = None,
+    set_: options.Setting = None,
+    executed: Annotated[bool, typer.Option("--executed", help="Trace a step that is run on this machine, after warming up.")] = False,
+    ranks: options.Ranks = 4,
+    device: options.Device = "cpu",
+    json: options.Json = False,
+) -> None:
+    """Trace one optimizer step: a file for https://ui.perfetto.dev or chrome://tracing, and a drawing (PNG, PDF)."""
+    from bench.cli.output import print_json, require_folder
+    from bench.errors import BadInput
+
+    if not out.name.endswith((".json", ".json.gz")):
+        raise BadInput("out", str(out), "a name that ends in .json or .json.gz")
+    require_folder("out", out.parent)
+    if executed:
+        case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype or "fp32", seed, layout)
+        timeline, placement = executed_step(case, ranks, device)
+    else:
+        if cluster is None:
+            raise BadInput("cluster", None, "a cluster to simulate, or --executed")
+        case, timeline, placement = _simulated(
+            options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype or "bf16", routing, seed), layout, assumptions, set_
+        )
+    files = write(case, timeline, placement, out)
+    if json:
+        facts = {"kind": timeline.source, "system": system, "case_id": case.id, "step_time_s": timeline.step_time_s}
+        print_json({**facts, "num_operations": len(timeline), "clock_error_s": timeline.clock_error_s, "files": [str(f) for f in files]})
+    else:
+        typer.echo(f"{timeline.source} step of {timeline.step_time_s:.4g} s; wrote {', '.join(str(file) for file in files)}")
+
+
+def _simulated(
+    spec: "CaseSpec", layout: list[str] | None, assumptions: str | None, overrides: list[str] | None
+) -> "tuple[Case, Timeline, Placement]":
+    from bench.cli.planning import best
+    from bench.evaluate import CostModel
+    from bench.predict import predict
+
+    costs = CostModel.named(assumptions, options.words_of(overrides))
+    given = options.layout_of(layout)
+    found = predict(spec.with_layout(given), costs.values) if given is not None else best(spec, costs)[0]
+    found.require_fits()
+    return found.case, found.timeline, found.program.plan.placement
+
+
+def write(case: "Case", timeline: "Timeline", placement: "Placement", out: Path) -> list[Path]:
+    """The trace, and its drawing beside it."""
+    from bench.trace import write_chrome
+    from paper_figs import timeline as drawing
+    from paper_figs.style import save
+
+    title = f"{case.system} {case.model.name} {case.layout}".strip()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_chrome(out, timeline, title=title, placement=placement)
+    stem = out.name.removesuffix(".gz").removesuffix(".json")
+    return [out, *save(drawing.draw([(title, timeline, placement)]), out.parent, stem)]

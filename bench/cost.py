@@ -1,0 +1,415 @@
+"""What actions cost on a cluster: seconds, FLOPs, messages, bytes held. One `Costs` for every system alike.
+
+Costs are of one action on every rank of its group (arrays over the group's ranks, in order); they do not depend on the
+micro-batch. Replica 0 stands for all replicas: its rank r lies on node r // gpus_per_node.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.action import Action, Kind, Pass
+from bench.assumptions import Assumptions, get_assumptions
+from bench.case import Case
+from bench.edges import Rows, Volume, edges, ends
+from bench.errors import BadInput
+from bench.flops import Part, has_part, part_flops
+from bench.memory import Recipe, retained_bytes
+from bench.placement import Placement
+from bench.program import Held
+from bench.roofline import (
+    GRAD_BYTES,
+    Kernel,
+    Machine,
+    Work,
+    attention_core,
+    attention_elements,
+    gemms,
+    head_bytes,
+    swiglu_elements,
+)
+from bench.routing import Routing
+from bench.state import State
+
+Floats = NDArray[np.float64]
+EXPERT_TARGETS = {(Kind.DISPATCH, Pass.F), (Kind.COMBINE, Pass.B)}
+
+
+class Message(NamedTuple):
+    """A transfer's bytes.
+
+    num_bytes: [source ranks, target ranks], with what stays on its rank; over_nic, over_nvlink: which of it crosses
+    which link (neither, where source and target are one rank).
+    """
+
+    num_bytes: Floats
+    over_nic: NDArray[np.bool_]
+    over_nvlink: NDArray[np.bool_]
+
+    @property
+    def crossing(self) -> Floats:
+        """Bytes that cross a link."""
+        return self.num_bytes * (self.over_nic | self.over_nvlink)
+
+
+class Ports(NamedTuple):
+    """A transfer on its ports: seconds that each rank's ports are taken, [source ranks] or [target ranks].
+
+    latency_s: [target ranks], from a send's start to the first byte's arrival, and from its end to the last byte's.
+    """
+
+    nic_send_s: Floats
+    nvlink_send_s: Floats
+    nic_receive_s: Floats
+    nvlink_receive_s: Floats
+    latency_s: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Costs of a case's actions on a placement.
+
+    Args:
+        copies, recompute: as in `bench.plan.Plan`.
+        num_replicas: replicas over which gradients are summed.
+        routing: that of the case's workload if not given.
+        free_communication: transfers and gradient sums take no time.
+    """
+
+    case: Case
+    placement: Placement
+    copies: str = "rank"
+    recompute: str = "none"
+    num_replicas: int = 1
+    assumptions: Assumptions | None = None
+    routing: Routing | None = None
+    free_communication: bool = False
+
+    def with_free_communication(self) -> Self:
+        """The same costs, with transfers and gradient sums that take no time."""
+        return replace(self, free_communication=True)
+
+    def without_overheads(self) -> Self:
+        """The same costs, without fixed costs of kernels and transfers and without SMs given to communication."""
+        bare = self.assumed.model_copy(update={"kernel_s": 0.0, "transfer_s": 0.0, "communication_sms": 0})
+        return replace(self, assumptions=bare)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all ranks of every group have equal costs, so that one rank may stand for several."""
+        if not self.routes.even:
+            return False
+        return all(
+            np.ptp(column) <= 1e-9 * abs(column.max())
+            for transfer in self._volumes
+            for column in self.ports(transfer)
+            if len(column)
+        )
+
+    # Computation
+
+    def seconds(self, action: Action) -> Floats:
+        """[ranks of its group]: seconds of a compute action."""
+        return self._cached(("seconds", *self._likeness(action)), lambda: self._seconds(action))
+
+    def flops(self, action: Action) -> Floats:
+        """[ranks of its group]: model FLOPs of a compute action; what is computed again does not count."""
+        return self._cached(("flops", *self._likeness(action)), lambda: self._flops(action))
+
+    def _seconds(self, action: Action) -> Floats:
+        passes = [action.pass_]
+        if self.recompute == "full" and action.pass_ is Pass.B:
+            passes.append(Pass.F)
+        total = np.zeros(self._size(action))
+        for pass_ in passes:
+            for kernel in self._kernels(action._replace(pass_=pass_)):
+                total = total + self._machine.seconds(kernel)
+        return total
+
+    def _flops(self, action: Action) -> Floats:
+        total = np.zeros(self._size(action))
+        for part, rows in self._parts(action):
+            layer = action.layer if part not in ("embed", "head") else 0
+            of_one = part_flops(
+                self.case.model, part, layer, action.pass_.name, tokens=1.0, seq_len=self._seq_len, assignments=1.0
+            )
+            total = total + rows * of_one
+        return total
+
+    def _parts(self, action: Action) -> list[tuple[Part, Floats | float]]:
+        """Parts of the model that an action computes, with the rows that pass each."""
+        model, layer = self.case.model, action.layer
+        match action.kind:
+            case Kind.HEAD:
+                return [("head", self.tokens)]
+            case Kind.ATTENTION:
+                names: list[Part] = ["attention", "router", "dense_ffn"]
+                names += ["shared"] if self.placement.shared_on == "attention" else []
+                return [(part, self.tokens) for part in names if has_part(model, part, layer)]
+            case Kind.EXPERT:
+                parts: list[tuple[Part, Floats | float]] = [("expert", self.assignments(layer))]
+                return [*parts, ("shared", self._shared_tokens(layer))] if self._shares(layer) else parts
+        return []
+
+    def _kernels(self, action: Action) -> list[Kernel]:
+        model, layer, pass_, e = self.case.model, action.layer, action.pass_, self._element_bytes
+        found: list[Kernel] = []
+        for part, rows in self._parts(action):
+            local = model.num_experts / self._num_expert_ranks(layer) if part == "expert" else 1.0
+            found += gemms(model, part, layer if part != "head" else 0, pass_, Work(rows, local), e, self.assumed)
+            if part in ("dense_ffn", "shared", "expert"):
+                width = {"dense_ffn": model.dense_hidden_size, "shared": model.shared_hidden_size}
+                elements = swiglu_elements(width.get(part, model.expert_hidden_size), pass_)
+                found.append(self._moves(rows * elements))
+        match action.kind:
+            case Kind.ATTENTION:
+                if pass_ is not Pass.W:
+                    found.append(attention_core(model, layer, pass_, self.tokens, self._seq_len, e, self.assumed))
+                found.append(self._moves(self.tokens * attention_elements(model, pass_)))
+            case Kind.HEAD:
+                found.append(Kernel(0.0, self.tokens * head_bytes(model, pass_, e), 1.0))
+            case Kind.EMBED:
+                # Backward adds rows into an fp32 gradient.
+                width = e + (e if pass_ is Pass.F else 2 * GRAD_BYTES)
+                found.append(Kernel(0.0, self.tokens * model.hidden_size * width, 1.0))
+        if pass_ is not Pass.W:
+            found.append(self._moves(self._gathered_rows(action) * model.hidden_size))
+        return found
+
+    def _gathered_rows(self, action: Action) -> Floats | float:
+        """Rows read and written to pack, unpack and add up what is exchanged, on the ranks of the action."""
+        model, layer = self.case.model, action.layer
+        if action.kind is Kind.EXPERT:
+            # Rows to assignments and back, with the weighted sum.
+            return 2 * self.assignments(layer) + self.rows(layer) + self.assignments(layer)
+        rows = 0.0
+        if action.kind is Kind.ATTENTION and not model.is_dense(layer):
+            rows += self._copies_of_token(layer) + 1
+        joined = self._joins(action)
+        if joined is not None:
+            rows += self._copies_of_token(joined) + 2
+        return rows * self.tokens
+
+    def _joins(self, action: Action) -> int | None:
+        """The layer whose expert outputs this action adds to the residual (F), or whose gradient rows it packs (B)."""
+        if action.kind is Kind.JOIN:
+            return action.layer
+        layer = {Kind.ATTENTION: action.layer, Kind.HEAD: self.placement.num_layers}.get(action.kind, 0) - 1
+        if layer < 0 or self.case.model.is_dense(layer) or self.placement.moves_on(layer):
+            return None
+        return layer
+
+    # Tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one data rank."""
+        return self.case.layout.mbs * self._seq_len
+
+    def assignments(self, layer: int) -> Floats:
+        """[expert ranks]: (token, expert) pairs of a micro-batch on each, those of shared experts left out."""
+        all_tokens = self.tokens * self.placement.data_ranks
+        return all_tokens * self.routes.assignments(layer, self._num_expert_ranks(layer))
+
+    def rows(self, layer: int) -> Floats:
+        """[expert ranks]: rows of a micro-batch that are dispatched to each, from its own rank too."""
+        num, shared = self._num_expert_ranks(layer), self._shares(layer)
+        copies = self.routes.copies(layer, num, self.copies, shared=shared)
+        return self.tokens * self.placement.data_ranks * copies
+
+    def _copies_of_token(self, layer: int) -> float:
+        num = self._num_expert_ranks(layer)
+        return float(self.routes.copies(layer, num, self.copies, shared=self._shares(layer)).sum())
+
+    def _shared_tokens(self, layer: int) -> float:
+        return self.tokens * self.placement.data_ranks / self._num_expert_ranks(layer)
+
+    def _shares(self, layer: int) -> bool:
+        return self.placement.shared_on == "expert" and has_part(self.case.model, "shared", layer)
+
+    # Transfers
+
+    def message(self, action: Action) -> Message:
+        """The bytes of a transfer. Raises BadInput for an action that is no transfer of this placement."""
+        return self._cached(("message", *self._likeness(action)), lambda: self._message(action))
+
+    def ports(self, action: Action) -> Ports:
+        """How long a transfer takes its ports, and its latency."""
+        return self._cached(("ports", *self._likeness(action)), lambda: self._ports(action))
+
+    def transfer_s(self, action: Action) -> float:
+        """Seconds of a transfer alone: of its busiest port, and the latency."""
+        ports = self.ports(action)
+        return max(float(column.max(initial=0.0)) for column in ports[:4]) + float(ports.latency_s.max(initial=0.0))
+
+    def _message(self, action: Action) -> Message:
+        action = action._replace(microbatch=0, chunk=0)
+        if action not in self._volumes:
+            raise BadInput("transfer", str(action), "a transfer between the groups of this placement")
+        source, target = (self.placement.by_name[name] for name in ends(self.placement, action))
+        per_node = self.case.cluster.gpus_per_node
+        from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
+        over_nic = from_rank // per_node != to_rank // per_node
+        num_bytes = np.zeros((source.size, target.size))
+        for term in self._volumes[action].terms:
+            width = term.hidden * self.case.model.hidden_size * self._element_bytes + term.extra_bytes
+            num_bytes += width * self._rows_between(action, term.rows)
+        return Message(num_bytes, over_nic, ~over_nic & (from_rank != to_rank))
+
+    def _rows_between(self, action: Action, rows: Rows) -> Floats:
+        """[source ranks, target ranks]."""
+        if rows is Rows.TOKENS:
+            return np.eye(self.placement.data_ranks) * self.tokens
+        layer = action.layer
+        num, shared = self._num_expert_ranks(layer), self._shares(layer)
+        if rows is Rows.COPIES:
+            of_token = self.routes.copies(layer, num, self.copies, shared=shared)
+        else:
+            of_token = self.routes.assignments(layer, num, shared=shared)
+        between = np.tile(self.tokens * of_token, (self.placement.data_ranks, 1))
+        return between if (action.kind, action.pass_) in EXPERT_TARGETS else between.T
+
+    def _ports(self, action: Action) -> Ports:
+        message = self.message(action)
+        source, target = ends(self.placement, action)
+        if self.free_communication:
+            free_out, free_in = np.zeros(len(message.num_bytes)), np.zeros(message.num_bytes.shape[1])
+            return Ports(free_out, free_out, free_in, free_in, free_in)
+        cluster, assumed = self.case.cluster, self.assumed
+        nic_share = assumed.nic_all_to_all if source == target else assumed.nic_many_to_many
+        nic = message.num_bytes * message.over_nic / (cluster.nic_bytes_per_s_per_gpu * nic_share)
+        nvlink = message.num_bytes * message.over_nvlink / (cluster.gpu.nvlink_bytes_per_s * assumed.nvlink)
+        latency = np.where(nic.any(axis=0), cluster.nic_latency_s, cluster.nvlink_latency_s) + assumed.transfer_s
+        crosses = (nic + nvlink).any(axis=0)
+        return Ports(
+            nic.sum(axis=1), nvlink.sum(axis=1), nic.sum(axis=0), nvlink.sum(axis=0), np.where(crosses, latency, 0.0)
+        )
+
+    # Memory
+
+    def held_bytes(self, held: Held, action: Action) -> Floats:
+        """[ranks]: bytes held for a reason. `action` is F (FORWARD), B (BACKWARD), or the transfer (SENT, RECEIVED)."""
+        return self._cached(("held", held, *self._likeness(action)), lambda: self._held_bytes(held, action))
+
+    def _held_bytes(self, held: Held, action: Action) -> Floats:
+        if held in (Held.SENT, Held.RECEIVED):
+            return self.message(action).num_bytes.sum(axis=1 if held is Held.SENT else 0)
+        total = np.zeros(self._size(action))
+        rows = self.rows(action.layer) if action.kind is Kind.EXPERT else None
+        for part, amount in self._parts(action):
+            for i in range(len(total)):
+                kept = retained_bytes(
+                    self.case.model,
+                    part,
+                    0 if part == "head" else action.layer,
+                    tokens=_at(amount, i),
+                    assignments=_at(amount, i) if part == "expert" else None,
+                    rows=None if rows is None else _at(rows, i),
+                    dtype_bytes=self._element_bytes,
+                    recompute="full" if self.recompute == "full" else "none",
+                )
+                total[i] += kept.after_forward if held is Held.FORWARD else kept.after_backward
+        return total
+
+    def static_bytes(self, group: str) -> float:
+        """Weights, gradients and optimizer state of a rank of the group."""
+        return self._state.static_bytes(group)
+
+    # End of the step
+
+    def sync_s(self, group: str) -> float:
+        """Seconds of the gradient sums of a group, and of gathering weights whose update is sharded."""
+        return 0.0 if self.free_communication else self._state.sync_s(group)
+
+    def sync_bytes(self, group: str) -> float:
+        """Bytes that each rank sends for `sync_s`."""
+        return self._state.sync_bytes(group)
+
+    def update_s(self, group: str) -> float:
+        """Seconds of the optimizer step."""
+        return self._state.update_s(group)
+
+    # What all of the above stand on
+
+    @cached_property
+    def assumed(self) -> Assumptions:
+        return self.assumptions or get_assumptions()
+
+    @cached_property
+    def routes(self) -> Routing:
+        if self.routing is not None:
+            return self.routing
+        first = next(name for name in self.placement.expert if name is not None)
+        return Routing.of(self.case.workload, self.case.model, self.placement.by_name[first].size)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Bytes a parameter takes; fp32 needs no main copy."""
+        return Recipe(weight_bytes=4, main_weight_bytes=0) if self.case.workload.dtype == "fp32" else Recipe()
+
+    @cached_property
+    def _state(self) -> State:
+        return State(self.case, self.placement, self.num_replicas, self.assumed, self.recipe)
+
+    @cached_property
+    def _machine(self) -> Machine:
+        gpu, assumed = self.case.cluster.gpu, self.assumed
+        if assumed.communication_sms >= gpu.num_sms:
+            raise BadInput("assumptions.communication_sms", assumed.communication_sms, f"less than {gpu.num_sms} SMs")
+        left = 1 - assumed.communication_sms / gpu.num_sms
+        return Machine(
+            gpu.peak_flops(self.case.workload.dtype) * left, gpu.hbm_bytes_per_s * assumed.hbm, assumed.kernel_s
+        )
+
+    @cached_property
+    def _volumes(self) -> dict[Action, Volume]:
+        graph = edges(self.case.model, self.placement)
+        return {edge.via: edge.volume for edge in graph if edge.via is not None}
+
+    @cached_property
+    def _cache(self) -> dict[Hashable, Any]:
+        return {}
+
+    def _cached(self, key: Hashable, make: Any) -> Any:
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+    def _likeness(self, action: Action) -> tuple[Hashable, ...]:
+        """Equal for actions of equal cost."""
+        key: tuple[Hashable, ...] = (action.kind, action.pass_)
+        if not self.routes.even:
+            return (*key, action.layer)
+        if action.kind in (Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.HOP):
+            return (*key, *ends(self.placement, action), self._volumes.get(action._replace(microbatch=0)))
+        if action.kind is Kind.ATTENTION:
+            layer, model = action.layer, self.case.model
+            return (*key, model.is_dense(layer), model.window(layer), self._joins(action) is None)
+        if action.kind in (Kind.EXPERT, Kind.JOIN):
+            return (*key, self.placement.home(action.kind, action.layer))
+        return key
+
+    @property
+    def _seq_len(self) -> int:
+        return self.case.workload.seq_len
+
+    @property
+    def _element_bytes(self) -> int:
+        return 4 if self.case.workload.dtype == "fp32" else 2
+
+    def _num_expert_ranks(self, layer: int) -> int:
+        return self.placement.by_name[self.placement.home(Kind.EXPERT, layer)].size
+
+    def _size(self, action: Action) -> int:
+        return self.placement.by_name[self.placement.home(action.kind, action.layer)].size
+
+    def _moves(self, elements: Floats | float) -> Kernel:
+        return Kernel(0.0, self._element_bytes * np.asarray(elements, dtype=np.float64), 1.0)
+
+
+def _at(amount: Floats | float, i: int) -> float:
+    return float(amount[i]) if isinstance(amount, np.ndarray) else float(amount)

@@ -1,0 +1,130 @@
+"""What lives on a rank: which part of which replica it is, its modules, and who it works with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from bench.action import Kind
+from bench.case import Batch
+from bench.errors import BadInput
+from bench.execute.exchange import Deal
+from bench.execute.init import initialise
+from bench.execute.island import Island
+from bench.execute.parts import AttentionPart, EmbedPart, ExpertPart, HeadPart
+from bench.execute.streams import Mark, Streams
+from bench.placement import Group
+from bench.program import Program
+
+Part = tuple[Kind, int]
+
+
+class Home:
+    """A rank's place in the world, and the parts on it.
+
+    Attributes:
+        replica, local, group, index: number of the replica, rank within it, its group, rank within the group.
+        tokens: T, of one micro-batch on one data rank.
+        parts, islands: by (kind, layer); layer 0 for the embedding and the head.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        batch: Batch,
+        rank: int,
+        *,
+        seq_len: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int,
+        norm_jitter: float = 0.0,
+    ) -> None:
+        placement = program.plan.placement
+        if not 0 <= rank < batch.num_replicas * placement.size:
+            raise BadInput("rank", rank, f"0 to {batch.num_replicas * placement.size - 1}")
+        self.program, self.model, self.placement, self.batch = program, program.model, placement, batch
+        self.rank, self.seq_len, self.device, self.dtype = rank, seq_len, device, dtype
+        self.replica, self.local = divmod(rank, placement.size)
+        self.group = _group_of(placement.groups, self.local)
+        self.index = self.local - self.group.first
+        self.tokens = batch.mbs * seq_len
+        self.shared_on_expert = placement.shared_on == "expert" and self.model.num_shared_experts > 0
+        self.parts: dict[Part, nn.Module] = dict(self._parts())
+        for part in self.parts.values():
+            initialise(part, seed, norm_jitter=norm_jitter)
+        self.islands = {key: Island(part) for key, part in self.parts.items()}
+        self._accumulating = {key: _Turn() for key in self.parts}
+
+    def ranks(self, group: str) -> list[int]:
+        """Global ranks of a group of this replica."""
+        first = self.replica * self.placement.size
+        return [first + rank for rank in self.placement.by_name[group].ranks]
+
+    def deal(self, layer: int) -> Deal:
+        """How the tokens of this rank, or of the data rank with this index, reach a layer's experts."""
+        num_ranks = self.placement.by_name[self.placement.home(Kind.EXPERT, layer)].size
+        per_rank = self.model.num_experts // num_ranks
+        return Deal(num_ranks, per_rank, self.program.plan.copies, self.index, self.shared_on_expert)
+
+    def first_sequence(self, microbatch: int) -> int:
+        """Number, within the global batch, of the first of this rank's sequences; see `data.sequence_index`."""
+        batch = self.batch
+        return ((self.replica * batch.num_microbatches + microbatch) * batch.num_ranks + self.index) * batch.mbs
+
+    @contextmanager
+    def accumulating(self, part: Part, streams: Streams) -> Iterator[None]:
+        """Passes that add to one part's gradients take turns, in whatever queues they stand."""
+        turn = self._accumulating[part]
+        with turn.lock:
+            if turn.last is not None:
+                streams.wait(turn.last)
+            yield
+            turn.last = streams.mark()
+
+    def _parts(self) -> Iterator[tuple[Part, nn.Module]]:
+        name, model, placement = self.group.name, self.model, self.placement
+        where = {"device": self.device, "dtype": self.dtype}
+        if placement.embed == name:
+            yield (Kind.EMBED, 0), EmbedPart(model, **where)
+        for layer in range(model.num_layers):
+            if placement.attention[layer] == name:
+                yield (
+                    (Kind.ATTENTION, layer),
+                    AttentionPart(
+                        model,
+                        layer,
+                        global_sequences=self.batch.num_sequences,
+                        shared_on_attention=not self.shared_on_expert,
+                        **where,
+                    ),
+                )
+            if placement.expert[layer] == name:
+                deal = self.deal(layer)
+                yield (
+                    (Kind.EXPERT, layer),
+                    ExpertPart(
+                        model,
+                        layer,
+                        first_expert=self.index * deal.experts_per_rank,
+                        num_local_experts=deal.experts_per_rank,
+                        shared_on_expert=self.shared_on_expert,
+                        **where,
+                    ),
+                )
+        if placement.head == name:
+            yield (Kind.HEAD, 0), HeadPart(model, **where)
+
+
+class _Turn:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.last: Mark | None = None
+
+
+def _group_of(groups: tuple[Group, ...], local: int) -> Group:
+    return next(group for group in groups if local in group.ranks)

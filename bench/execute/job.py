@@ -1,0 +1,103 @@
+"""A case made ready for execution: its checked program, its batches, its expert choices. Pickled to every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.action import Kind
+from bench.case import Batch, Case, batch_of
+from bench.check import check
+from bench.errors import BadInput
+from bench.execute.data import Corpus, open_corpus
+from bench.execute.pool import RankPool
+from bench.execute.support import require_supported
+from bench.lower import lower
+from bench.program import Program
+from bench.routing import Routing
+from bench.system import plan_of
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ranks need to know to execute a case.
+
+    Attributes:
+        data: name of the corpus, see `open_corpus`.
+    """
+
+    case: Case
+    program: Program
+    batch: Batch
+    data: str = "text"
+
+    @classmethod
+    def of(cls, case: Case, data: str = "text") -> Job:
+        """Plans, lowers and checks. Raises BadInput where the case cannot be executed."""
+        require_supported(case.model)
+        plan = plan_of(case)
+        if plan.traits:
+            raise BadInput("system", case.system, f"one that can be executed; its plan is {', '.join(plan.traits)}")
+        job = cls(case, lower(plan, case.model), batch_of(case, plan.placement), data)
+        check(job.program)
+        job.corpus()  # refuses a model whose vocabulary is too small for the text
+        return job
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all replicas."""
+        return self.batch.num_replicas * self.program.plan.placement.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.case.workload.dtype]
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch.num_sequences * self.case.workload.seq_len
+
+    def corpus(self) -> Corpus:
+        workload = self.case.workload
+        return open_corpus(
+            self.data, vocab_size=self.case.model.vocab_size, seq_len=workload.seq_len, seed=workload.seed
+        )
+
+    def sequences(self, corpus: Corpus, step: int, numbers: range) -> Tensor:
+        """int64 [len(numbers), S + 1]: sequences of a step by their numbers within the global batch."""
+        first = step * self.batch.num_sequences
+        return torch.from_numpy(np.stack([corpus.sequence(first + number) for number in numbers]))
+
+    def expert_ids(self, layer: int, numbers: range) -> Tensor:
+        """int64 [len(numbers), S, k]: forced choices of the sequences with these numbers, the same in every step."""
+        ids = [self.routing.expert_ids(layer, number, self.case.workload.seq_len) for number in numbers]
+        return torch.from_numpy(np.stack([one for one in ids if one is not None]))
+
+    @property
+    def forces_routing(self) -> bool:
+        """Whether the workload says which experts tokens choose; otherwise the routers do."""
+        return self.routing.name != "learned"
+
+    def forced_ids(self) -> dict[int, Tensor] | None:
+        """Layer -> int64 [B, S, k] of the global batch, or None where the routers choose."""
+        if not self.forces_routing:
+            return None
+        layers = range(self.case.model.num_dense_layers, self.case.model.num_layers)
+        return {layer: self.expert_ids(layer, range(self.batch.num_sequences)) for layer in layers}
+
+    @cached_property
+    def routing(self) -> Routing:
+        """The distribution of expert choices; what "rank" means in it are the system's own expert ranks."""
+        placement = self.program.plan.placement
+        home = placement.home(Kind.EXPERT, self.case.model.num_dense_layers)
+        return Routing.of(self.case.workload, self.case.model, placement.by_name[home].size)
+
+    def require_ranks(self, pool: RankPool) -> None:
+        """Raises BadInput where the pool has too few ranks."""
+        if self.world_size > pool.world_size:
+            raise BadInput("ranks", pool.world_size, f"at least {self.world_size}, for {self.case.layout}")

@@ -1,0 +1,200 @@
+"""The transfer actions: what a message holds, how large it is, and what becomes of it on arrival.
+
+The two ends of a transfer agree on sizes in one of three ways: they are those of a micro-batch (residual, hop), both
+ends know them from the forward pass (combine, all backward transfers), or counts go ahead (dispatch and residual,
+forward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.action import Action, Kind, Pass
+from bench.edges import ends
+from bench.execute.compute import RowCounts
+from bench.execute.exchange import HostCounts, Inbound, all_weights, row_map, split
+from bench.execute.home import Home
+from bench.execute.streams import HostCopy
+from bench.execute.transport import COUNTS_PART, PARTS_PER_OPERATION, Packet
+from bench.execute.values import Values
+
+
+class Incoming(NamedTuple):
+    """Packets to receive, and what puts them among the values once they are there, in the current stream."""
+
+    packets: list[Packet]
+    deliver: Callable[[], None]
+
+
+class Messages:
+    """Packs and unpacks the messages of one rank in one step. `number` is the SEND's operation number, on both ends."""
+
+    def __init__(self, home: Home, values: Values) -> None:
+        self.home, self.values = home, values
+        self._pack = {
+            (Kind.DISPATCH, Pass.F): self._pack_dispatch,
+            (Kind.COMBINE, Pass.F): self._pack_outputs,
+            (Kind.COMBINE, Pass.B): self._pack_gradients,
+            (Kind.DISPATCH, Pass.B): self._pack_dispatch_gradients,
+            (Kind.RESIDUAL, Pass.F): self._pack_residual,
+            (Kind.RESIDUAL, Pass.B): self._pack_residual_gradient,
+            (Kind.HOP, Pass.F): lambda layer, m: [[self.values.take("x", layer, m)]],
+            (Kind.HOP, Pass.B): lambda layer, m: [[self.values.take("g", layer, m)]],
+        }
+        self._expect = {
+            (Kind.COMBINE, Pass.F): self._expect_outputs,
+            (Kind.COMBINE, Pass.B): self._expect_gradients,
+            (Kind.DISPATCH, Pass.B): self._expect_dispatch_gradients,
+            (Kind.RESIDUAL, Pass.B): lambda layer, m: self._expect_hidden("Gh", layer, m),
+            (Kind.HOP, Pass.F): lambda layer, m: self._expect_hidden("x", layer, m),
+            (Kind.HOP, Pass.B): lambda layer, m: self._expect_hidden("g", layer, m),
+        }
+
+    def outgoing_counts(self, action: Action, number: int) -> list[Packet]:
+        """Counts that go ahead of a payload; waits until they are on the host."""
+        if not _counts_go_ahead(action):
+            return []
+        counts = self.values.peek("route", action.layer, action.microbatch).counts.get()
+        if action.kind is Kind.RESIDUAL:
+            counts = np.ascontiguousarray(counts[:, 0])[None]
+        tag = number * PARTS_PER_OPERATION + COUNTS_PART
+        ranks = self._others(action, target=True)
+        return [Packet(rank, tag, torch.from_numpy(row)) for rank, row in zip(ranks, counts, strict=True)]
+
+    def incoming_counts(self, action: Action, number: int) -> tuple[HostCounts, list[Packet]]:
+        """Where counts that go ahead will be, a row a source, and the packets that put them there."""
+        ranks = self._others(action, target=False) if _counts_go_ahead(action) else []
+        deal = self.home.deal(action.layer) if ranks else None
+        width = 0 if deal is None else deal.num_ranks if action.kind is Kind.RESIDUAL else 1 + deal.num_slots
+        counts = np.zeros((len(ranks), width), dtype=np.int32)
+        tag = number * PARTS_PER_OPERATION + COUNTS_PART
+        return counts, [Packet(rank, tag, torch.from_numpy(row)) for rank, row in zip(ranks, counts, strict=True)]
+
+    def pack(self, action: Action, number: int) -> list[Packet]:
+        """The payload, in the current stream."""
+        parts = self._pack[action.kind, action.pass_](action.layer, action.microbatch)
+        return _packets(self._others(action, target=True), number, parts)
+
+    def expect(self, action: Action, number: int, counts: HostCounts) -> Incoming:
+        """Memory for a payload; waits until its size is known.
+
+        Args:
+            counts: what `incoming_counts` announced, once it is there.
+        """
+        layer, m = action.layer, action.microbatch
+        match action.kind, action.pass_:
+            case Kind.DISPATCH, Pass.F:
+                parts, deliver = self._expect_dispatch(layer, m, counts)
+            case Kind.RESIDUAL, Pass.F:
+                parts, deliver = self._expect_residual(layer, m, counts)
+            case kind, pass_:
+                parts, deliver = self._expect[kind, pass_](layer, m)
+        return Incoming(_packets(self._others(action, target=False), number, parts), deliver)
+
+    def _others(self, action: Action, *, target: bool) -> list[int]:
+        """Global ranks of the other end, as many as there are messages."""
+        ranks = self.home.ranks(ends(self.home.placement, action)[target])
+        return [ranks[self.home.index]] if action.kind in (Kind.RESIDUAL, Kind.HOP) else ranks
+
+    def _pack_dispatch(self, layer: int, m: int) -> _Parts:
+        (rows, pair_row, order, _), copy = self.values.peek("route", layer, m)
+        counts = copy.get()
+        num_rows = counts[:, 0].tolist()
+        u = self.values.take("u", layer, m).index_select(0, rows.token_index[: sum(num_rows)])
+        weights = all_weights(self.values.take("weights", layer, m), self.home.deal(layer))
+        pairs = torch.stack((pair_row, weights[order].view(torch.int32)), dim=1)
+        return [split(u, num_rows), split(pairs, counts[:, 1:].sum(axis=1).tolist())]
+
+    def _expect_dispatch(self, layer: int, m: int, counts: HostCounts) -> _Expected:
+        inbound = Inbound(counts)
+        self.values.put("inbound", layer, m, inbound)
+        rows = self._hidden(sum(inbound.rows_from))
+        pairs = torch.empty(sum(inbound.pairs_from), 2, dtype=torch.int32, device=self.home.device)
+
+        def deliver() -> None:
+            permutation, row_offset = inbound.merge(self.home.device)
+            merged = pairs[permutation]
+            row_index = merged[:, 0].long() + row_offset
+            weights = merged[:, 1].contiguous().view(torch.float32)
+            self.values.put("permutation", layer, m, permutation)
+            self.values.put("rows", layer, m, (rows, row_index, weights, inbound.slot_counts))
+
+        return [split(rows, inbound.rows_from), split(pairs, inbound.pairs_from)], deliver
+
+    def _pack_outputs(self, layer: int, m: int) -> _Parts:
+        rows_from = self.values.peek("inbound", layer, m).rows_from
+        return [split(self.values.take("y", layer, m), rows_from)]
+
+    def _expect_outputs(self, layer: int, m: int) -> _Expected:
+        return self._expect_rows("y_in", layer, m, self.values.wait("row_counts", layer, m).get())
+
+    def _pack_gradients(self, layer: int, m: int) -> _Parts:
+        sizes = self.values.take("row_counts", layer, m).get()
+        token_index = self.values.take("row_map", layer, m)[: sum(sizes)]
+        return [split(self.values.take("G", layer, m).index_select(0, token_index), sizes)]
+
+    def _expect_gradients(self, layer: int, m: int) -> _Expected:
+        return self._expect_rows("g_rows", layer, m, self.values.wait("inbound", layer, m).rows_from)
+
+    def _pack_dispatch_gradients(self, layer: int, m: int) -> _Parts:
+        inbound = self.values.take("inbound", layer, m)
+        rows, merged = self.values.take("d_rows", layer, m)
+        pairs = torch.empty_like(merged).index_copy_(0, self.values.take("permutation", layer, m), merged)
+        return [split(rows, inbound.rows_from), split(pairs, inbound.pairs_from)]
+
+    def _expect_dispatch_gradients(self, layer: int, m: int) -> _Expected:
+        counts = self.values.wait("route", layer, m).counts.get()
+        num_rows, num_pairs = counts[:, 0].tolist(), counts[:, 1:].sum(axis=1).tolist()
+        rows = self._hidden(sum(num_rows))
+        pairs = torch.empty(sum(num_pairs), dtype=torch.float32, device=self.home.device)
+        parts = [split(rows, num_rows), split(pairs, num_pairs)]
+        return parts, lambda: self.values.put("d_in", layer, m, (rows, pairs))
+
+    def _pack_residual(self, layer: int, m: int) -> _Parts:
+        return [[self.values.take("h", layer, m)], [self.values.take("ids", layer, m)]]
+
+    def _expect_residual(self, layer: int, m: int, counts: HostCounts) -> _Expected:
+        h = self._hidden(self.home.tokens)
+        ids = torch.empty(self.home.tokens, self.home.model.top_k, dtype=torch.int32, device=self.home.device)
+        # The outputs that will be added to h can be received before it has come.
+        self.values.put("row_counts", layer, m, RowCounts(HostCopy(torch.from_numpy(counts[0]))))
+
+        def deliver() -> None:
+            self.values.put("row_map", layer, m, row_map(ids, self.home.deal(layer)).token_index)
+            self.values.put("h", layer, m, h)
+
+        return [[h], [ids]], deliver
+
+    def _pack_residual_gradient(self, layer: int, m: int) -> _Parts:
+        return [[self.values.take("G", layer, m)]]
+
+    def _expect_hidden(self, name: str, layer: int, m: int) -> _Expected:
+        return self._expect_rows(name, layer, m, [self.home.tokens])
+
+    def _expect_rows(self, name: str, layer: int, m: int, sizes: list[int]) -> _Expected:
+        rows = self._hidden(sum(sizes))
+        return [split(rows, sizes)], lambda: self.values.put(name, layer, m, rows)
+
+    def _hidden(self, num_rows: int) -> Tensor:
+        return torch.empty(num_rows, self.home.model.hidden_size, dtype=self.home.dtype, device=self.home.device)
+
+
+_Parts = list[list[Tensor]]  # part of the message -> tensor of every other rank
+_Expected = tuple[_Parts, Callable[[], None]]
+
+
+def _counts_go_ahead(action: Action) -> bool:
+    return action.pass_ is Pass.F and action.kind in (Kind.DISPATCH, Kind.RESIDUAL)
+
+
+def _packets(ranks: list[int], number: int, parts: _Parts) -> list[Packet]:
+    return [
+        Packet(rank, number * PARTS_PER_OPERATION + part, tensors[i].contiguous())
+        for i, rank in enumerate(ranks)
+        for part, tensors in enumerate(parts)
+    ]

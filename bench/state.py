@@ -1,0 +1,149 @@
+"""Static state and the end of the step: parameters of a group, the ranks that share them, their sums and their update."""
+
+from functools import cached_property
+from math import log2
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.assumptions import Assumptions
+from bench.case import Case
+from bench.flops import Part, has_part, parameters
+from bench.memory import Recipe, state_bytes
+from bench.placement import Group, Placement
+
+
+class Shared(NamedTuple):
+    """Parameters of a rank, and the ranks of all replicas that hold the same: [ranks of the group, peers]."""
+
+    num_params: int
+    peers: NDArray[np.int64]
+
+
+class State:
+    """Bytes and seconds of parameters, per rank of a group; all ranks of a group hold equally many.
+
+    Gradients are summed over the ranks that hold the same parameters. Where the optimizer's state is sharded over
+    them, a reduce-scatter, the update of a shard and an all-gather of the weights take the place of an all-reduce.
+    """
+
+    def __init__(
+        self, case: Case, placement: Placement, num_replicas: int, assumed: Assumptions, recipe: Recipe
+    ) -> None:
+        self.case = case
+        self.placement = placement
+        self.num_replicas = num_replicas
+        self.assumed = assumed
+        self.recipe = recipe
+        self._shares: dict[str, list[Shared]] = {}
+
+    def shared(self, group: str) -> list[Shared]:
+        """What the ranks of a group hold, by who else holds it."""
+        if group not in self._shares:
+            self._shares[group] = self._shared(self.placement.by_name[group])
+        return self._shares[group]
+
+    def static_bytes(self, group: str) -> float:
+        """Weights, gradients, optimizer state."""
+        return float(
+            sum(
+                state_bytes(each.num_params, self.recipe, shards=self._shards(each)) for each in self.shared(group)
+            )
+        )
+
+    def update_s(self, group: str) -> float:
+        """AdamW is bound by memory: gradient read, main weight and two moments read and written, weight written."""
+        recipe = self.recipe
+        main = 2 * recipe.main_weight_bytes or recipe.weight_bytes
+        per_param = recipe.grad_bytes + main + 4 * recipe.moment_bytes + recipe.weight_bytes
+        params = sum(each.num_params / self._shards(each) for each in self.shared(group))
+        return params * per_param / (self.case.cluster.gpu.hbm_bytes_per_s * self.assumed.optimizer)
+
+    def sync_bytes(self, group: str) -> float:
+        """Bytes that a rank sends: a ring sends (n - 1) / n of the data once to reduce it and once to spread it."""
+        return sum(self._ring_bytes(each) for each in self.shared(group))
+
+    def sync_s(self, group: str) -> float:
+        """Rings one after the other; the latency is that of two trees over the peers."""
+        total = 0.0
+        for each in self.shared(group):
+            if each.peers.shape[1] > 1:
+                rate, latency = self._link(each.peers)
+                total += self._ring_bytes(each) / rate
+                total += 2 * log2(each.peers.shape[1]) * (latency + self.assumed.transfer_s)
+        return total
+
+    def _ring_bytes(self, each: Shared) -> float:
+        num_peers = each.peers.shape[1]
+        spread = self.recipe.weight_bytes if self.case.layout.shard_state else self.recipe.grad_bytes
+        return each.num_params * (self.recipe.grad_bytes + spread) * (num_peers - 1) / num_peers
+
+    def _link(self, peers: NDArray[np.int64]) -> tuple[float, float]:
+        """Bytes/s of a rank in the slowest of several rings, and seconds of latency.
+
+        A node's NICs work together for one ring: as many of them as it has GPUs in the ring.
+        """
+        cluster = self.case.cluster
+        nvlink = cluster.gpu.nvlink_bytes_per_s * self.assumed.nvlink
+        nic = cluster.nic_bytes_per_s_per_gpu * self.assumed.nic_collective
+        rates = []
+        crosses = False
+        for ring in peers // cluster.gpus_per_node:
+            _, on_node = np.unique(ring, return_counts=True)
+            across = len(on_node) > 1
+            crosses |= across
+            fewest = int(on_node.min())
+            limits = [fewest * nic] if across else []
+            limits += [nvlink] if int(on_node.max()) > 1 else []
+            rates.append(min(limits))
+        return min(rates), cluster.nic_latency_s if crosses else cluster.nvlink_latency_s
+
+    def _shards(self, each: Shared) -> int:
+        return each.peers.shape[1] if self.case.layout.shard_state else 1
+
+    def _shared(self, group: Group) -> list[Shared]:
+        offsets = np.arange(self.num_replicas) * self.placement.size
+        ranks = np.array(group.ranks)
+        everyone = np.tile((offsets[:, None] + ranks).ravel(), (group.size, 1))
+        own_replicas = ranks[:, None] + offsets
+        counts = self._counts[group.name]
+        found = [
+            Shared(counts.replicated, everyone),
+            Shared(counts.experts // group.size, own_replicas),
+            Shared(counts.shared_experts, everyone),
+        ]
+        return [each for each in found if each.num_params]
+
+    @cached_property
+    def _counts(self) -> dict[str, "_Counts"]:
+        """Parameters of each group: held by every rank, divided over the ranks, and shared experts beside these."""
+        model, placement = self.case.model, self.placement
+        counts = {group.name: _Counts() for group in placement.groups}
+        on_attention: tuple[Part, ...] = ("attention", "router", "dense_ffn")
+        on_attention += ("shared",) if placement.shared_on == "attention" else ()
+        for layer in range(placement.num_layers):
+            for part in on_attention:
+                counts[placement.attention[layer]].replicated += _size(self.case, part, layer)
+            expert = placement.expert[layer]
+            if expert is not None:
+                counts[expert].experts += _size(self.case, "expert", layer)
+                if placement.shared_on == "expert":
+                    counts[expert].shared_experts += _size(self.case, "shared", layer)
+        counts[placement.embed].replicated += _size(self.case, "embed", 0)
+        counts[placement.head].replicated += _size(self.case, "head", 0)
+        if model.tied_head and placement.head != placement.embed:
+            # A tied head away from the embedding is a second copy of it.
+            counts[placement.head].replicated += _size(self.case, "embed", 0)
+        return counts
+
+
+class _Counts:
+    """Numbers of parameters of a group."""
+
+    def __init__(self) -> None:
+        self.replicated = self.experts = self.shared_experts = 0
+
+
+def _size(case: Case, part: Part, layer: int) -> int:
+    return sum(parameters(case.model, part, layer).values()) if has_part(case.model, part, layer) else 0

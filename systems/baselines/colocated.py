@@ -1,0 +1,125 @@
+"""What all systems share whose GPUs hold attention and experts both: stages, their layers, and the ends of a chunk."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from bench.action import Action, Kind, Pass
+from bench.case import Case, CaseSpec, Layout, batch_of
+from bench.errors import BadInput
+from bench.models import Model
+from bench.placement import Group, Placement
+from bench.plan import ActionColumn, Plan
+from bench.system import divisors, require_divides
+from systems.baselines.interleaved import Turn
+
+
+def chunks_of_layers(num_layers: int, num_chunks: int) -> list[range]:
+    """Neighbouring layers dealt to chunks as evenly as can be, the larger chunks first."""
+    size, extra = divmod(num_layers, num_chunks)
+    bounds = [0]
+    for chunk in range(num_chunks):
+        bounds.append(bounds[-1] + size + (chunk < extra))
+    return [range(low, high) for low, high in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage: its layers by chunk, and what stands at either end of a chunk."""
+
+    model: Model
+    at: Placement
+    chunks: tuple[range, ...]
+
+    def layers(self, turn: Turn) -> range:
+        return self.chunks[turn.chunk]
+
+    def routed(self, layer: int) -> bool:
+        """Whether the layer has experts."""
+        return not self.model.is_dense(layer)
+
+    def begin(self, turn: Turn) -> list[Action]:
+        """Computation before a chunk's first layer (F), or before its last (B)."""
+        m, layers = turn.microbatch, self.layers(turn)
+        if turn.pass_ is Pass.F:
+            return [Action(Kind.EMBED, Pass.F, 0, m)] if layers.start == 0 else []
+        if layers.stop == self.model.num_layers:
+            return [Action(Kind.HEAD, Pass.B, 0, m), Action(Kind.HEAD, Pass.W, 0, m)]
+        return [Action(Kind.JOIN, Pass.B, layers.stop - 1, m)] if self._joins(layers) else []
+
+    def finish(self, turn: Turn) -> list[Action]:
+        """Computation after a chunk's last layer (F), or after its first (B)."""
+        m, layers = turn.microbatch, self.layers(turn)
+        if turn.pass_ is Pass.B:
+            return [Action(Kind.EMBED, Pass.B, 0, m)] if layers.start == 0 else []
+        if layers.stop == self.model.num_layers:
+            return [Action(Kind.HEAD, Pass.F, 0, m)]
+        return [Action(Kind.JOIN, Pass.F, layers.stop - 1, m)] if self._joins(layers) else []
+
+    def hops(self, turn: Turn) -> list[Action]:
+        """The transfer to the stage that comes next (F) or before (B)."""
+        layers = self.layers(turn)
+        boundary = layers.stop if turn.pass_ is Pass.F else layers.start
+        inside = 0 < boundary < self.model.num_layers and self.at.moves_on(boundary - 1)
+        return [Action(Kind.HOP, turn.pass_, boundary, turn.microbatch)] if inside else []
+
+    def _joins(self, layers: range) -> bool:
+        return self.at.moves_on(layers.stop - 1) and self.routed(layers.stop - 1)
+
+
+class Colocated:
+    """Base of systems with `pp` stages of `ep` ranks, `vpp` chunks each; `work` gives a stage's streams."""
+
+    name = ""
+    fields = frozenset({"mbs", "replicas", "ep", "pp", "vpp", "copies", "recompute", "shard_state"})
+
+    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
+        """Queues by stream of stage `number`, without the end of the step."""
+        raise NotImplementedError(f"{type(self).__name__} has to say what a stage does")
+
+    def space(self, spec: CaseSpec) -> Iterator[Layout]:
+        gpus, model, sequences = spec.cluster.num_gpus, spec.model, spec.workload.num_sequences
+        for ep in (n for n in divisors(model.num_experts) if n <= gpus):
+            for pp in (n for n in divisors(gpus // ep) if n <= model.num_layers):
+                replicas = gpus // (ep * pp)
+                for mbs, vpp, recompute in product((1, 2), (1, 2, 4), ("none", "full")):
+                    num_microbatches, left = divmod(sequences, replicas * ep * mbs)
+                    interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0
+                    if left == 0 and num_microbatches and (vpp == 1 or interleaves):
+                        yield Layout.make(ep=ep, pp=pp, vpp=vpp, mbs=mbs, replicas=replicas, recompute=recompute)
+
+    def placement(self, case: Case) -> Placement:
+        layout, model = case.layout, case.model
+        require_divides("layout.ep", layout.ep, model.num_experts, f"experts of {model.name}")
+        if layout.pp == 1 and layout.vpp > 1:
+            raise BadInput("layout.vpp", layout.vpp, "1 where pp is 1")
+        if layout.pp * layout.vpp > model.num_layers:
+            raise BadInput("layout.pp", layout.pp, f"pp x vpp of at most {model.num_layers} layers of {model.name}")
+        groups = tuple(Group(f"S{stage}", stage * layout.ep, layout.ep) for stage in range(layout.pp))
+        homes = [""] * model.num_layers
+        for chunk, layers in enumerate(chunks_of_layers(model.num_layers, layout.pp * layout.vpp)):
+            for layer in layers:
+                homes[layer] = groups[chunk % layout.pp].name
+        return Placement(
+            groups=groups,
+            embed=homes[0],
+            head=homes[-1],
+            attention=tuple(homes),
+            expert=tuple(None if model.is_dense(layer) else home for layer, home in enumerate(homes)),
+            join=tuple(homes),
+        )
+
+    def plan(self, case: Case) -> Plan:
+        layout, model = case.layout, case.model
+        placement = self.placement(case)
+        num_microbatches = batch_of(case, placement).num_microbatches
+        if layout.vpp > 1 and num_microbatches % layout.pp:
+            raise BadInput("layout.vpp", layout.vpp, f"1 where pp does not divide the {num_microbatches} micro-batches")
+        chunks = chunks_of_layers(model.num_layers, layout.pp * layout.vpp)
+        queues = {}
+        for number, group in enumerate(placement.groups):
+            stage = Stage(model, placement, tuple(chunks[number :: layout.pp]))
+            streams = self.work(stage, number, case, num_microbatches)
+            streams["compute"] = [*streams["compute"], Action(Kind.SYNC), Action(Kind.UPDATE)]
+            queues.update({(group.name, stream): ActionColumn.of(work) for stream, work in streams.items() if work})
+        return Plan(self.name, placement, queues, num_microbatches, layout.copies, layout.recompute)

@@ -1,0 +1,81 @@
+"""The tuner: same answer as trying everything, honest about what it left out."""
+
+import math
+
+import pytest
+
+from bench.assumptions import get_assumptions
+from bench.case import CaseSpec, Workload
+from bench.clusters import get_cluster
+from bench.errors import BadInput
+from bench.models import get_model
+from bench.predict import predict
+from bench.system import get_system
+from bench.tune import tune
+
+ASSUMED = get_assumptions("datasheet")
+
+
+def spec(system: str, model: str = "tiny", cluster: str = "h800x1", sequences: int = 16, seq_len: int = 64) -> CaseSpec:
+    return CaseSpec(
+        model=get_model(model),
+        cluster=get_cluster(cluster),
+        workload=Workload(seq_len=seq_len, global_batch_tokens=sequences * seq_len),
+        system=system,
+    )
+
+
+@pytest.mark.parametrize("system", ["ep", "disagmoe"])
+def test_the_search_finds_what_trying_everything_finds(system: str) -> None:
+    found = tune(spec(system), ASSUMED, budget=None)
+    every = [predict(spec(system).with_layout(layout), ASSUMED) for layout in get_system(system).space(spec(system))]
+    assert len(every) == len(found.candidates)
+    fastest = min(p.metrics.step_time_s for p in every if not p.missing_bytes)
+    assert found.best is not None
+    assert math.isclose(found.best.metrics.step_time_s, fastest)
+    assert found.complete
+
+
+@pytest.mark.parametrize("system", ["ep", "disagmoe"])
+def test_every_layout_of_a_space_can_be_planned(system: str) -> None:
+    found = tune(spec(system, "tiny-shared"), ASSUMED, budget=None)
+    assert "refused" not in found.counts()
+
+
+def test_a_budget_is_kept_and_named() -> None:
+    found = tune(spec("disagmoe"), ASSUMED, budget=2)
+    counts = found.counts()
+    assert counts["ok"] == 2
+    assert counts["budget"] > 0
+    assert not found.complete
+
+
+def test_fixed_fields_are_not_chosen() -> None:
+    found = tune(spec("ep"), ASSUMED, fixed=["ep=2", "recompute=full"], budget=None)
+    assert {(c.layout.ep, c.layout.recompute) for c in found.candidates} == {(2, "full")}
+    with pytest.raises(BadInput, match="did you mean"):
+        tune(spec("ep"), ASSUMED, fixed=["recomput=full"])
+
+
+def test_what_does_not_fit_is_rejected_with_the_missing_memory() -> None:
+    """235 billion parameters and their optimizer state do not fit on one node."""
+    found = tune(spec("ep", "qwen3-235b", sequences=8, seq_len=4096), ASSUMED, budget=None)
+    assert found.best is None
+    closest = found.closest
+    assert closest is not None
+    assert "GiB missing" in closest.reason
+    assert closest.peak_memory_bytes is not None
+    assert closest.peak_memory_bytes > get_cluster("h800x1").gpu.memory_bytes
+
+
+def test_pruned_candidates_could_not_have_won() -> None:
+    found = tune(spec("disagmoe"), ASSUMED, budget=None)
+    assert found.best is not None
+    for candidate in found.candidates:
+        if candidate.status == "bound":
+            assert candidate.bound_s is not None
+            assert candidate.bound_s >= found.best.metrics.step_time_s
+        if candidate.status == "ok":
+            assert candidate.step_time_s is not None
+            assert candidate.bound_s is not None
+            assert candidate.bound_s <= candidate.step_time_s * (1 + 1e-9)
