@@ -90,7 +90,7 @@ def draw(panels: Sequence[Panel], *, window_s: tuple[float, float] | None = None
             ax = add_axes(figure, box)
             draw_panel(ax, timeline, placement, title=title, window_s=window, ranks=ranks)
             top = bottom - 0.1
-            if (title, timeline, placement) != panels[-1]:
+            if len(figure.axes) < len(panels):
                 ax.set_xlabel("")
                 ax.tick_params(labelbottom=False)
         draw_legend(add_axes(figure, (LEFT_IN, 0.0, WIDTH_IN - LEFT_IN - RIGHT_IN, LEGEND_IN)))

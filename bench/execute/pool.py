@@ -19,11 +19,12 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import BadInput
@@ -144,7 +145,8 @@ class RankPool:
             process = context.Process(
                 target=_rank_main, args=(rank, self.device, self._folder, theirs), name=f"rank {rank}", daemon=True
             )
-            process.start()
+            with _unnamed_main():
+                process.start()
             theirs.close()
             self._processes.append(process)
             self._connections.append(ours)
@@ -338,6 +340,17 @@ def _require_gpus(world_size: int) -> None:
 
     if world_size > torch.cuda.device_count():
         raise BadInput("ranks", world_size, f"at most the {torch.cuda.device_count()} CUDA devices of this host")
+
+
+@contextlib.contextmanager
+def _unnamed_main() -> Iterator[None]:
+    """Keeps a new process from running the caller's script again: functions come from modules that can be imported."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _trace_file(folder: Path, rank: int) -> Path:

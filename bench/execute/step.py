@@ -1,17 +1,15 @@
-"""One step of one rank: a thread for every queue, operations in order, each after what it waits for.
+"""One step of one rank: operations of every queue in order, each after what it waits for.
 
-A queue that computes runs everything in its own thread. A queue of transfers only has two: one begins transfers, up to
-`WINDOW` ahead of the one that sees them end, so that a receive is posted long before it is needed and the next message
-is packed while the last one travels. On CUDA what an operation waits for is waited for by its stream; the threads run
-ahead of the device. A group's exchange with itself is one post, made by the SEND on behalf of its RECV.
+What an operation waits for is waited for by its stream on CUDA, whose threads run ahead of the device, and by its
+thread on the CPU. A group's exchange with itself is one post, made by the SEND on behalf of its RECV: the ranks of a
+group reach it in the same order, and a send that waits for a receive behind it would wait for ever.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,17 +17,18 @@ from bench.action import Action
 from bench.execute.compute import Compute
 from bench.execute.home import Home
 from bench.execute.messages import Incoming, Messages
+from bench.execute.queues import QueueRunner
 from bench.execute.record import StepResult
 from bench.execute.streams import Mark, Streams
-from bench.execute.transport import Channel, Pending, Transport, num_bytes
+from bench.execute.transport import Channel, Pending, Transport, Works, num_bytes
 from bench.execute.values import Stopped, Values
 from bench.program import Op
 
 if TYPE_CHECKING:
     from bench.execute.runtime import Worker
 
-WINDOW = 3  # transfers of a queue that have begun and not ended
-GRACE_S = 5.0  # for the threads to come back after an error
+GRACE_S = 3.0  # for the threads to come back after an error
+POLL_S = 1e-4
 
 
 class Hooks(Protocol):
@@ -39,44 +38,62 @@ class Hooks(Protocol):
         """Sums gradients over the ranks that hold the same parameters."""
 
     def update(self, worker: Worker) -> None:
-        """Clips and updates."""
+        """Clips and updates, after every rank's sums."""
 
 
 class StepError(RuntimeError):
-    """What stopped a step: the operation, and in `__cause__` the error."""
+    """What stopped a step: rank, operation, error; the error is also its `__cause__`."""
+
+
+class Begun(NamedTuple):
+    """A transfer on its way. What was sent of counts only has to be kept until it has left."""
+
+    payload: Pending
+    counts: Pending
+
+
+DONE = Works([])
+NO_COUNTS = np.zeros((0, 0), dtype=np.int32)
+NOTHING = Begun(DONE, DONE)
 
 
 class _Ending:
-    """The end of one operation: `there` once it is known where in its stream that is."""
+    """The end of an operation: `known` once its mark is in the stream, on the CPU once it is past."""
 
-    __slots__ = ("mark", "there")
+    __slots__ = ("known", "mark")
 
     def __init__(self) -> None:
-        self.there = threading.Event()
+        self.known = threading.Event()
         self.mark: Mark | None = None
 
 
 class Step:
-    """One step in flight. `run` may be called once."""
+    """One step in flight; `run` is called once."""
 
     def __init__(
-        self, worker: Worker, home: Home, compute: Compute, values: Values, streams: Streams, transport: Transport
+        self,
+        worker: Worker,
+        home: Home,
+        compute: Compute,
+        values: Values,
+        streams: Streams,
+        transport: Transport,
+        hooks: Hooks | None,
     ) -> None:
         self.worker, self.home, self.program = worker, home, home.program
         self.compute, self.values, self.streams, self.transport = compute, values, streams, transport
+        self.hooks = hooks
         self.messages = Messages(home, values)
-        program, group = self.program, home.placement.index[home.group.name]
         self.queues = [
-            _Queue(self, stream, range(int(program.queue_ptr[q]), int(program.queue_ptr[q + 1])))
-            for q, (name, stream) in enumerate(program.queues)
-            if name == home.group.name
+            QueueRunner(self, stream, range(*self.program.queue_ptr[q : q + 2].tolist()))
+            for q, (group, stream) in enumerate(self.program.queues)
+            if group == home.group.name
         ]
-        self.ops = np.flatnonzero(program.group == group).astype(np.int32)
-        self.endings = {int(k): _Ending() for k in self.ops}
+        self.endings = {k: _Ending() for one in self.queues for k in one.ops}
         self.starts: dict[int, Mark] = {}
-        self.sizes: dict[int, int] = {}
+        self.bytes: dict[int, int] = {}
         self.posted: dict[int, float] = {}
-        self.exchanges: dict[int, Incoming] = {}  # SEND -> what it receives within its group
+        self.incoming: dict[int, Incoming] = {}  # by RECV, from its post to its arrival
         self._failing = threading.Lock()
         self.failure: tuple[str, BaseException] | None = None
 
@@ -89,60 +106,149 @@ class Step:
             thread.start()
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._wait_for_device(deadline)
         if any(thread.is_alive() for thread in threads):
-            places = "; ".join(one.place() for one in self.queues if one.current is not None)
+            places = "; ".join(place for one in self.queues if (place := one.place()))
             self.fail(places, TimeoutError(f"no end within {timeout_s:g} s"))
+        self._wait_for_device(deadline)
         if self.failure is not None:
             until = time.monotonic() + GRACE_S
             for thread in threads:
                 thread.join(max(0.0, until - time.monotonic()))
             where, cause = self.failure
             raise StepError(f"rank {self.home.rank}, {where}: {type(cause).__name__}: {cause}") from cause
+        assert not self.values.names, f"never used: {self.values.names}"
         return self._result()
 
-    def _wait_for_device(self, deadline: float) -> None:
-        """Polls: a device that waits for a message that never comes must not hold the host for ever."""
-        for ending in self.endings.values():
-            while self.failure is None and ending.mark is not None and not self.streams.is_past(ending.mark):
-                if time.monotonic() > deadline:
-                    self.fail("on the device", TimeoutError("the device has not finished in time"))
-                time.sleep(1e-4)
+    def execute(self, k: int) -> None:
+        """An operation that is no transfer."""
+        self.wait_for_inputs(k)
+        self.starts[k] = self.streams.mark()
+        match Op(self.program.op[k]):
+            case Op.COMPUTE:
+                self.compute.run(self.program.action(k))
+            case Op.SYNC if self.hooks is not None:
+                self.hooks.sync(self.worker)
+            case Op.UPDATE if self.hooks is not None:
+                self.hooks.update(self.worker)
+        self.end(k)
+
+    def begin(self, k: int) -> Begun:
+        """Begins a transfer, as far ahead as its inputs (SEND) or its sizes (RECV) allow."""
+        action = self.program.action(k)
+        if self.program.op[k] == Op.SEND:
+            return self._send(k, action)
+        return NOTHING if self._is_within_group(k) else self._receive(k, action)
+
+    def finish(self, k: int, payload: Pending) -> None:
+        """Ends what `begin` began; on the CPU, when it is over."""
+        payload.wait()
+        if self.program.op[k] != Op.SEND:
+            self.wait_for_inputs(k)
+            if self._is_within_group(k):
+                self._wait_for(int(self.program.partner[k]))
+                self.starts[k] = self.streams.mark()
+            incoming = self.incoming.pop(k)
+            self.streams.hold(tuple(packet.tensor for packet in incoming.packets))
+            incoming.deliver()
+        self.end(k)
+
+    def end(self, k: int) -> None:
+        ending = self.endings[k]
+        ending.mark = self.streams.mark()
+        ending.known.set()
+
+    def wait_for_inputs(self, k: int) -> None:
+        """The current stream goes on when the operations that k waits for are over."""
+        for before in self.program.waits_for(k):
+            self._wait_for(before)
+
+    def wait_on_host(self, k: int) -> None:
+        """The calling thread goes on when k is over."""
+        mark = self.endings[k].mark
+        if mark is not None:
+            self.streams.wait_on_host(mark)
 
     def fail(self, where: str, cause: BaseException) -> None:
-        """Stops the step: the first error counts, and all who wait are let go."""
+        """Stops the step: the first error counts, and all who wait are let go, here and on other ranks."""
         with self._failing:
             if self.failure is not None:
                 return
             self.failure = (where, cause)
         self.values.stop()
         for ending in self.endings.values():
-            ending.there.set()
+            ending.known.set()
         for one in self.queues:
             one.let_go()
         self.transport.interrupt()
 
-    def begin(self, k: int) -> Pending | None:
-        """Begins a transfer: packs and posts a SEND, or posts a RECV, waiting for what that takes."""
-        action, send = self.program.action(k), self.program.op[k] == Op.SEND
-        if send:
-            self.wait_for_inputs(k)
-            self.starts[k] = self.streams.mark()
-        elif self._within_group(k):
-            return None
-        counts = self._exchange_counts(action, k, send)
-        outgoing = self.messages.pack(action, k) if send else []
-        incoming = Incoming([], _nothing)
-        if not send or self._within_group(k):
-            number = int(self.program.partner[k]) if not send else k
-            arrival = k if not send else int(self.program.partner[k])
-            incoming = self.messages.expect(action, number, counts)
-            self.sizes[arrival] = num_bytes(self.home.rank, incoming.packets)
-            self.posted[arrival] = time.perf_counter() - self.streams.base_s
-            self.exchanges[arrival] = incoming
-        if send:
-            self.sizes[k] = num_bytes(self.home.rank, outgoing)
-        else:
-            self.starts[k] = self.streams.mark()
-        channel = Channel.of(action, self.home.placement, self.home.rank - self.home.local)
-        return self.transport.post(channel, outgoing, incoming.packets)
+    def _send(self, k: int, action: Action) -> Begun:
+        self.wait_for_inputs(k)
+        self.starts[k] = self.streams.mark()
+        within, arrival = self._is_within_group(k), int(self.program.partner[k])
+        numbers, counts_in = self.messages.incoming_counts(action, k) if within else (NO_COUNTS, [])
+        counts = self.transport.post_counts(self.messages.outgoing_counts(action, k), counts_in)
+        outgoing = self.messages.pack(action, k)
+        self.bytes[k] = num_bytes(self.home.rank, outgoing)
+        if not within:
+            return Begun(self.transport.post(self._channel(action), outgoing, []), counts)
+        counts.wait()
+        self._expect(arrival, self.messages.expect(action, k, numbers))
+        return Begun(self.transport.post(self._channel(action), outgoing, self.incoming[arrival].packets), DONE)
+
+    def _receive(self, k: int, action: Action) -> Begun:
+        number = int(self.program.partner[k])
+        numbers, counts_in = self.messages.incoming_counts(action, number)
+        self.transport.post_counts([], counts_in).wait()
+        incoming = self.messages.expect(action, number, numbers)
+        self.starts[k] = self.streams.mark()
+        self._expect(k, incoming)
+        return Begun(self.transport.post(self._channel(action), [], incoming.packets), DONE)
+
+    def _expect(self, k: int, incoming: Incoming) -> None:
+        self.incoming[k] = incoming
+        self.bytes[k] = num_bytes(self.home.rank, incoming.packets)
+        self.posted[k] = time.perf_counter() - self.streams.base_s
+
+    def _is_within_group(self, k: int) -> bool:
+        return bool(self.program.peer[k] == self.program.group[k])
+
+    def _channel(self, action: Action) -> Channel:
+        return Channel.of(action, self.home.placement, self.home.rank - self.home.local)
+
+    def _wait_for(self, k: int) -> None:
+        ending = self.endings[k]
+        ending.known.wait()
+        if self.failure is not None:
+            raise Stopped
+        self.streams.wait(ending.mark)
+
+    def _wait_for_device(self, deadline: float) -> None:
+        """Polls: a device that waits for a message that never comes must not hold the host for ever."""
+        for k, ending in self.endings.items():
+            while self.failure is None and not self.streams.is_past(ending.mark):
+                if time.monotonic() > deadline:
+                    self.fail(self.program.describe(k), TimeoutError("the device has not come to its end in time"))
+                time.sleep(POLL_S)
+
+    def _result(self) -> StepResult:
+        ops = np.array(list(self.endings), dtype=np.int32)
+        start = {k: self.streams.seconds(mark) for k, mark in self.starts.items()}
+        end = {k: self.streams.seconds(ending.mark) for k, ending in self.endings.items()}
+        for one in self.queues:
+            for before, k in zip(one.ops, one.ops[1:], strict=False):
+                start[k] = min(max(start[k], end[before]), end[k])
+        ready = {k: max([end[d] for d in self.program.waits_for(k)], default=self.posted.get(k, 0.0)) for k in end}
+        return StepResult(
+            rank=self.home.rank,
+            loss=self.compute.loss(),
+            ops=ops,
+            ready_s=np.array([min(ready[k], start[k]) for k in end]),
+            start_s=np.array([start[k] for k in end]),
+            end_s=np.array(list(end.values())),
+            bytes=np.array([self.bytes.get(k, 0) for k in end], dtype=np.int64),
+            posted_s=self.posted,
+            base_s=self.streams.base_s,
+            load=self.compute.load,
+            expert_ids={key: ids.cpu() for key, ids in self.compute.expert_ids.items()},
+            peak_bytes=self.streams.peak_bytes(),
+        )

@@ -51,6 +51,7 @@ class Streams:
             self._base = self.base_s = time.perf_counter()
             return
         torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
         self._base = torch.cuda.Event(enable_timing=True)
         self._base.record()
         self.base_s = time.perf_counter()
@@ -81,6 +82,10 @@ class Streams:
         if not self.is_cuda:
             return float(mark - self._base)
         return float(self._base.elapsed_time(mark)) / 1e3
+
+    def peak_bytes(self) -> int:
+        """Most memory allocated on the GPU since `begin`; 0 on the CPU, where it is not measured."""
+        return torch.cuda.max_memory_allocated(self.device) if self.is_cuda else 0
 
     def hold(self, value: Any) -> None:
         """Memory of these tensors, made in another stream, is not given out again before the current one is done."""

@@ -132,9 +132,17 @@ def _accumulate_linear(into: Tensor, grad: Tensor, x: Tensor) -> None:
     if grad.dtype == into.dtype:
         into.addmm_(grad.t(), x.to(into.dtype))
     elif grad.is_cuda:
-        into.add_(torch.mm(grad.t(), x, out_dtype=into.dtype))
+        torch.addmm(into, grad.t(), x, out_dtype=into.dtype, out=into)
     else:  # no mixed-precision GEMM on the CPU
         into.addmm_(grad.t().to(into.dtype), x.to(into.dtype))
+
+
+def to_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor on the device; the host does not wait for what the device has queued."""
+    tensor = torch.tensor(values, dtype=dtype)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Sequence[int], offsets: Tensor) -> Tensor:
@@ -184,8 +192,8 @@ class _GroupedLinear(torch.autograd.Function):
 def _accumulate_grouped(into: Tensor, grad: Tensor, x: Tensor, offsets: Tensor, counts: tuple[int, ...]) -> None:
     """into [groups, out, in] += grad_e^T x_e for every group e."""
     product = functional.grouped_mm(grad.t(), x, offs=offsets)
-    if 0 in counts:
+    empty = [group for group, count in enumerate(counts) if count == 0]
+    if empty:
         # Kernels differ in whether the product of a group without rows is written at all.
-        empty = offsets.diff(prepend=offsets.new_zeros(1)) == 0
-        product.masked_fill_(empty[:, None, None], 0)
+        product.index_fill_(0, to_device(empty, torch.int64, x.device), 0)
     into.add_(product)

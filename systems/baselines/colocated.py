@@ -77,6 +77,10 @@ class Colocated:
         """Queues by stream of stage `number`, without the end of the step."""
         raise NotImplementedError(f"{type(self).__name__} has to say what a stage does")
 
+    def stage_of(self, chunk: int, pp: int) -> int:
+        """The stage that holds a chunk of layers."""
+        return chunk % pp
+
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         gpus, model, sequences = spec.cluster.num_gpus, spec.model, spec.workload.num_sequences
         for ep in (n for n in divisors(model.num_experts) if n <= gpus):
@@ -96,10 +100,11 @@ class Colocated:
         if layout.pp * layout.vpp > model.num_layers:
             raise BadInput("layout.pp", layout.pp, f"pp x vpp of at most {model.num_layers} layers of {model.name}")
         groups = tuple(Group(f"S{stage}", stage * layout.ep, layout.ep) for stage in range(layout.pp))
-        homes = [""] * model.num_layers
-        for chunk, layers in enumerate(chunks_of_layers(model.num_layers, layout.pp * layout.vpp)):
-            for layer in layers:
-                homes[layer] = groups[chunk % layout.pp].name
+        homes = [
+            groups[self.stage_of(chunk, layout.pp)].name
+            for chunk, layers in enumerate(chunks_of_layers(model.num_layers, layout.pp * layout.vpp))
+            for _ in layers
+        ]
         return Placement(
             groups=groups,
             embed=homes[0],
@@ -118,7 +123,8 @@ class Colocated:
         chunks = chunks_of_layers(model.num_layers, layout.pp * layout.vpp)
         queues = {}
         for number, group in enumerate(placement.groups):
-            stage = Stage(model, placement, tuple(chunks[number :: layout.pp]))
+            mine = (layers for c, layers in enumerate(chunks) if self.stage_of(c, layout.pp) == number)
+            stage = Stage(model, placement, tuple(mine))
             streams = self.work(stage, number, case, num_microbatches)
             streams["compute"] = [*streams["compute"], Action(Kind.SYNC), Action(Kind.UPDATE)]
             queues.update({(group.name, stream): ActionColumn.of(work) for stream, work in streams.items() if work})

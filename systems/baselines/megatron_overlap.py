@@ -6,12 +6,15 @@ combine.B, attention.F, experts' dgrad, dispatch.F, experts' wgrad, dispatch.B, 
 attention's wgrad. Needs one more micro-batch of activations than 1F1B.
 """
 
-from itertools import zip_longest
+from collections.abc import Iterator
 
-from bench.action import Action, Kind, Pass
-from bench.case import Case
+from bench.action import Action
+from bench.case import Case, CaseSpec, Layout
+from bench.errors import BadInput
+from bench.placement import Placement
 from systems.baselines.colocated import Colocated, Stage
-from systems.baselines.interleaved import Turn, order
+from systems.baselines.interleaved import order
+from systems.baselines.weave import new_streams, weave
 
 
 class MegatronOverlap(Colocated):
@@ -20,8 +23,16 @@ class MegatronOverlap(Colocated):
     name = "megatron-overlap"
     summary = "expert parallel, all-to-alls of one micro-batch behind another's computation (combined 1F1B)"
 
+    def space(self, spec: CaseSpec) -> Iterator[Layout]:
+        return (layout for layout in super().space(spec) if layout.pp == 1 or layout.vpp > 1)
+
+    def placement(self, case: Case) -> Placement:
+        if case.layout.pp > 1 and case.layout.vpp == 1:
+            raise BadInput("layout.vpp", 1, "2 or more where pp > 1, as in megatron-core's combined 1F1B")
+        return super().placement(case)
+
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
-        streams: dict[str, list[Action]] = {"compute": [], "all-to-all": [], "hops": []}
+        streams = new_streams()
         turns = order(number, case.layout.pp, case.layout.vpp, num_microbatches, ahead=1)
         for turn in turns.warmup:
             weave(stage, turn, None, streams)
@@ -30,34 +41,3 @@ class MegatronOverlap(Colocated):
         for turn in turns.cooldown:
             weave(stage, None, turn, streams)
         return streams
-
-
-def weave(stage: Stage, forward: Turn | None, backward: Turn | None, streams: dict[str, list[Action]]) -> None:
-    """One forward chunk beside one backward chunk, or one alone; as many layers are paired as both have."""
-    compute, exchange = streams["compute"], streams["all-to-all"]
-    for turn in (backward, forward):
-        compute += stage.begin(turn) if turn else []
-    ascending = stage.layers(forward) if forward else range(0)
-    descending = reversed(stage.layers(backward)) if backward else range(0)
-    for up, down in zip_longest(ascending, descending):
-        f = _actions(stage, forward, up, Pass.F)
-        b = _actions(stage, backward, down, Pass.B)
-        w = _actions(stage, backward, down, Pass.W)
-        exchange += b[Kind.COMBINE] + f[Kind.DISPATCH] + b[Kind.DISPATCH] + f[Kind.COMBINE]
-        compute += f[Kind.ATTENTION] + b[Kind.EXPERT] + w[Kind.EXPERT] + f[Kind.EXPERT]
-        compute += b[Kind.ATTENTION] + w[Kind.ATTENTION]
-    for turn in (forward, backward):
-        if turn:
-            compute += stage.finish(turn)
-            streams["hops"] += stage.hops(turn)
-
-
-def _actions(stage: Stage, turn: Turn | None, layer: int | None, pass_: Pass) -> dict[Kind, list[Action]]:
-    """The layer's actions of a pass by kind; empty lists where there is no such turn, layer or expert."""
-    kinds = (Kind.ATTENTION, Kind.DISPATCH, Kind.EXPERT, Kind.COMBINE)
-    if turn is None or layer is None:
-        return {kind: [] for kind in kinds}
-    there = stage.routed(layer)
-    return {
-        kind: [Action(kind, pass_, layer, turn.microbatch)] if kind is Kind.ATTENTION or there else [] for kind in kinds
-    }

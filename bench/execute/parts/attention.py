@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.execute.parts.linear import FeedForward
-from bench.execute.parts.megatron import RotaryTable, rms_norm, self_attention
+from bench.execute.parts.megatron import rms_norm, self_attention
 from bench.execute.parts.router import Router
 from bench.execute.support import require_supported
 from bench.models import Model
@@ -61,7 +61,6 @@ class AttentionPart(nn.Module):
             self.router = Router(model, global_sequences=global_sequences, **where)
             if shared_on_attention and model.num_shared_experts:
                 self.shared = FeedForward(model.hidden_size, model.shared_hidden_size, **where)
-        self._rotary = RotaryTable(model, where["device"])
 
     def forward(self, x: Tensor, num_sequences: int, replay_ids: Tensor | None = None) -> AttentionOutput:
         """x [T, H] of ``num_sequences`` sequences of one length, one after another.
@@ -72,7 +71,7 @@ class AttentionPart(nn.Module):
         length = x.shape[0] // num_sequences
         # megatron-core wants [S, b, H]; this is a view, and the linears look through it.
         by_position = self.norm(x).view(num_sequences, length, -1).transpose(0, 1)
-        out, _ = self.attention(by_position, attention_mask=None, rotary_pos_emb=self._rotary(length))
+        out, _ = self.attention(by_position, attention_mask=None)
         h = x + out.transpose(0, 1).reshape(x.shape)
         u = self.ffn_norm(h)
         if self.ffn is not None:

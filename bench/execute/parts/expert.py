@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import BadInput
-from bench.execute.parts.linear import FeedForward, swiglu
+from bench.execute.fused import Pairs, gather, sum_pairs, swiglu
+from bench.execute.parts.linear import FeedForward
 from bench.execute.support import require_supported
-from bench.execute.wgrad import grouped_linear
+from bench.execute.wgrad import grouped_linear, to_device
 from bench.models import Model
 
 
@@ -68,39 +69,11 @@ class ExpertPart(nn.Module):
             raise BadInput("counts", list(counts), f"{self.num_slots} counts that sum to {row_index.shape[0]}")
         routed = list(counts[: self.num_local_experts])
         num_routed = sum(routed)
-        x = _Gather.apply(rows, row_index)
-        total = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
-        if self.num_local_experts:
-            offsets = _offsets(routed, rows.device)
-            hidden = grouped_linear(x[:num_routed], self.fc1, routed, offsets)
-            hidden = swiglu(hidden, weights[:num_routed])
-            y = grouped_linear(hidden, self.fc2, routed, offsets)
-            total = total.index_add(0, row_index[:num_routed], y.float())
-        if self.shared is not None:
-            y = self.shared(x[num_routed:], weights[num_routed:])
-            total = total.index_add(0, row_index[num_routed:], y.float())
-        return total.to(rows.dtype)
-
-
-def _offsets(counts: Sequence[int], device: torch.device) -> Tensor:
-    """The running sum of host counts as int32 on the device, without waiting for the device."""
-    offsets = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
-    if device.type == "cuda":
-        return offsets.pin_memory().to(device, non_blocking=True)
-    return offsets.to(device)
-
-
-class _Gather(torch.autograd.Function):
-    """rows[index]; the gradients of a row's copies are summed in fp32."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.shape = rows.shape
-        return rows.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
-        return total.index_add_(0, index, grad.float()).to(grad.dtype), None
+        pairs = Pairs.of(row_index, rows.shape[0])
+        x = gather(rows, pairs)
+        offsets = to_device(list(accumulate(routed)), torch.int32, rows.device)
+        hidden = grouped_linear(x[:num_routed], self.fc1, routed, offsets)
+        y = grouped_linear(swiglu(hidden, weights[:num_routed]), self.fc2, routed, offsets)
+        if self.shared is None:
+            return sum_pairs(pairs, y)
+        return sum_pairs(pairs, y, self.shared(x[num_routed:], weights[num_routed:]))

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from bench.execute.fused import swiglu
 from bench.execute.wgrad import linear
 
 
@@ -61,47 +61,3 @@ class FeedForward(nn.Module):
         """[T, H] -> [T, H]; with ``weights`` fp32 [T], row t is multiplied by weights[t]."""
         out: Tensor = self.fc2(swiglu(self.fc1(x), weights))
         return out
-
-
-def swiglu(gate_up: Tensor, weights: Tensor | None = None) -> Tensor:
-    """silu(gate) * up, times a weight a row where given: in fp32, rounded once.
-
-    A weight commutes with the linear that follows, so weighting here instead of there saves keeping that
-    linear's output for the weight's gradient.
-
-    Args:
-        gate_up: [rows, 2 x width], gate first.
-        weights: fp32 [rows].
-    Returns:
-        [rows, width] in the dtype of ``gate_up``.
-    """
-    out: Tensor = _SwiGLU.apply(gate_up, weights)
-    return out
-
-
-class _SwiGLU(torch.autograd.Function):
-    """Keeps its input only; what autograd would keep is several times that."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, weights: Tensor | None) -> Tensor:
-        ctx.save_for_backward(gate_up, weights)
-        gate, up = gate_up.float().chunk(2, dim=-1)
-        out = functional.silu(gate) * up
-        if weights is not None:
-            out = out * weights[:, None]
-        return out.to(gate_up.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        gate_up, weights = ctx.saved_tensors
-        gate, up = gate_up.float().chunk(2, dim=-1)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
-        grad = grad.float()
-        grad_weights = None
-        if weights is not None:
-            if ctx.needs_input_grad[1]:
-                grad_weights = (grad * silu * up).sum(dim=-1)
-            grad = grad * weights[:, None]
-        grad_gate = grad * up * (sigmoid + silu * (1 - sigmoid))
-        return torch.cat((grad_gate, grad * silu), dim=-1).to(gate_up.dtype), grad_weights

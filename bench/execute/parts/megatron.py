@@ -7,18 +7,21 @@ is stepped round:
   context-parallel group would be looked up in `parallel_state`.
 - Column- and RowParallelLinear allocate on ``torch.cuda.current_device()`` and compute dW in the backward: the
   layer spec names `MegatronLinear` instead.
-- RotaryEmbedding.forward moves its frequencies to CUDA; ``get_freqs_non_repeated`` does not.
+- RotaryEmbedding.forward moves its frequencies to CUDA; ``get_freqs_non_repeated`` does not. Its application is
+  fused only with TransformerEngine: `RotarySDPA` applies it instead, being handed queries and keys in any case.
 """
 
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bench.execute.fused import rotate
 from bench.execute.parts.linear import MegatronLinear
 from bench.execute.wgrad import accumulate_in_backward
 from bench.models import Model
@@ -40,7 +43,6 @@ with warnings.catch_warnings():
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 __all__ = [
-    "RotaryTable",
     "rms_norm",
     "self_attention",
     "switch_load_balancing_loss_func",
@@ -87,15 +89,27 @@ def transformer_config(model: Model, dtype: torch.dtype) -> TransformerConfig:
     )
 
 
-class SDPACoreAttention(nn.Module):
-    """Causal attention by torch's fused kernels; keys and values of a group are not repeated."""
+class RotarySDPA(nn.Module):
+    """Causal attention by torch's fused kernels, after rotary positions; a group's keys and values are not repeated.
 
-    def __init__(self, *, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:
+    Args:
+        model: for the rotary frequencies; the rest are the arguments of megatron-core's layer spec.
+    """
+
+    def __init__(self, *, model: Model, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
+        # On the CPU whatever the device: the frequencies of all placements agree to the last bit.
+        self._frequencies = RotaryEmbedding(
+            model.head_dim, 1.0, rotary_base=model.rope_theta, use_cpu_initialization=True, cp_group=SoloGroup()
+        )
+        self._angles = torch.empty(0, model.head_dim // 2, device="cpu")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None = None, **_: Any) -> Tensor:
         """[S, b, heads, head dim] -> [S, b, heads x head dim]."""
+        if self._angles.shape[0] != query.shape[0] or self._angles.device != query.device:
+            self._angles = self._frequencies.get_freqs_non_repeated(query.shape[0]).to(query.device)
+        query, key = rotate(query, self._angles), rotate(key, self._angles)
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         out = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -119,7 +133,7 @@ def self_attention(model: Model, layer: int, *, device: torch.device, dtype: tor
             config=transformer_config(model, dtype),
             submodules=SelfAttentionSubmodules(
                 linear_qkv=MegatronLinear,
-                core_attention=SDPACoreAttention,
+                core_attention=partial(RotarySDPA, model=model),
                 linear_proj=MegatronLinear,
                 q_layernorm=norm,
                 k_layernorm=norm,
@@ -138,22 +152,3 @@ def _settled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Any
             assert isinstance(child.weight, nn.Parameter), name
             accumulate_in_backward(child.weight)
     return module
-
-
-class RotaryTable:
-    """Rotary angles [S, 1, 1, head dim], fp32, kept for the sequence length last asked for."""
-
-    def __init__(self, model: Model, device: torch.device) -> None:
-        solo = SoloGroup()
-        # The frequencies are computed on the CPU on every device: placements must agree to the last bit.
-        self._embedding = RotaryEmbedding(
-            model.head_dim, 1.0, rotary_base=model.rope_theta, use_cpu_initialization=True, cp_group=solo
-        )
-        self._device = device
-        self._angles = torch.empty(0, 1, 1, model.head_dim, device=device)
-
-    def __call__(self, sequence_length: int) -> Tensor:
-        if self._angles.shape[0] != sequence_length:
-            half = self._embedding.get_freqs_non_repeated(sequence_length)
-            self._angles = torch.cat((half, half), dim=-1)[:, None, None, :].to(self._device)
-        return self._angles

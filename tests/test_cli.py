@@ -1,0 +1,270 @@
+"""The command line: what verbs print, their exit codes, and one line for every kind of bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.cli.options import spread_pairs
+from bench.models import get_model
+from bench.plan import Plan
+from bench.results import read_trials
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--model", "tiny", "--cluster", "h800x1", "--seq-len", "64", "--global-batch-tokens", "1024"]
+RUN = ["--model", "tiny", "--seq-len", "16"]
+
+SIMULATE_KEYS = {
+    "kind", "system", "layout", "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "bound_s",
+    "fraction_of_bound", "bubble_fraction", "exposed_comm_s", "peak_memory_bytes", "assumptions", "case_id",
+}  # fmt: skip
+
+
+@pytest.fixture()
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def call(*words: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def call_json(*words: str, code: int = 0) -> dict[str, Any]:
+    """Runs with --json; stdout has to be one JSON object and nothing else."""
+    return json.loads(call(*words, "--json", code=code).stdout)
+
+
+def in_process(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "bench.cli", *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+# What is printed
+
+
+def test_every_help_text_has_an_example(here: Path) -> None:
+    verbs = call_help("--help")
+    for verb in ("list", "plan", "simulate", "run", "verify", "figure", "trace"):
+        assert verb in verbs
+        assert f"Example: moebench {verb}" in " ".join(call_help(verb, "--help").split())
+
+
+def call_help(*words: str) -> str:
+    return str(call(*words).stdout)
+
+
+@pytest.mark.parametrize("what", ["systems", "models", "clusters", "experiments", "assumptions"])
+def test_list(here: Path, what: str) -> None:
+    rows = call_json("list", what)[what]
+    names = [row["name"] for row in rows]
+    assert len(names) == len(set(names)) >= 2
+    shown = call("list", what).stdout
+    assert all(name in shown for name in names)
+
+
+def test_plan_describes_what_it_prints(here: Path) -> None:
+    words = ["plan", "disagmoe", *SMALL, "--layout", "attention_ranks=2", "expert_ranks=2", "groups=2"]
+    facts = call_json(*words)
+    text = call(*words, "--print-schedule").stdout
+    parsed = Plan.parse(text)
+    assert str(parsed) == text
+    assert parsed.num_actions == facts["num_actions"] == sum(facts["actions"].values())
+    assert facts["check"] == "ok"
+    assert facts["groups"] == {group.name: [group.first, group.first + group.size - 1] for group in parsed.placement.groups}
+    assert facts["num_microbatches"] == parsed.num_microbatches == 1024 // 64 // 2
+    shown = call(*words).stdout
+    assert facts["case_id"] in shown
+    assert "attention 0 2" in shown
+
+
+def test_layout_pairs_may_follow_one_option_or_stand_quoted(here: Path) -> None:
+    together = call_json("plan", "ep", *SMALL, "--layout", "ep=2", "pp=2")
+    assert together["layout"]["ep"] == together["layout"]["pp"] == 2
+    for words in (["--layout", "ep=2", "--layout", "pp=2"], ["--layout", "ep=2 pp=2"]):
+        assert call_json("plan", "ep", *SMALL, *words) == together
+    assert spread_pairs(["--layout", "a=1", "b=2", "--json", "c=3"]) == ["--layout", "a=1", "--layout", "b=2", "--json", "c=3"]
+    assert spread_pairs(["--set=a=1", "x", "--layout", "b=2"]) == ["--set=a=1", "x", "--layout", "b=2"]
+
+
+def test_simulate_has_the_promised_keys(here: Path) -> None:
+    words = ["simulate", "ep", *SMALL, "--layout", "ep=8"]
+    facts = call_json(*words)
+    assert facts.keys() >= SIMULATE_KEYS
+    assert facts["kind"] == "simulated"
+    assert facts["tokens_per_s"] == pytest.approx(1024 / facts["step_time_s"])
+    assert facts["tokens_per_s_per_gpu"] == pytest.approx(facts["tokens_per_s"] / 8)
+    assert 0 < facts["fraction_of_bound"] <= 1
+    assert facts["layout"]["ep"] == 8
+    assert "simulated" in call(*words).stdout
+    assert not list(here.iterdir())
+
+
+def test_every_simulation_option_takes_effect(here: Path) -> None:
+    words = ["simulate", "ep", *SMALL, "--layout", "ep=8"]
+    plain = call_json(*words)
+    for option in (["--set", "kernel_s=0.001"], ["--assumptions", "datasheet"], ["--routing", "zipf:1.2"], ["--dtype", "fp32"]):
+        other = call_json(*words, *option)
+        assert other["step_time_s"] != plain["step_time_s"], option
+    assert call_json(*words, "--set", "kernel_s=0.001")["assumptions"] == "h200-measured kernel_s=0.001"
+    skewed = [call_json(*words, "--routing", "zipf:1.2", "--seed", seed)["case_id"] for seed in ("1", "2")]
+    assert skewed[0] != skewed[1]
+
+
+def test_without_a_layout_the_best_is_taken_and_comes_again_when_given(here: Path) -> None:
+    tuned = call_json("simulate", "ep", *SMALL)
+    assert tuned["search"]["candidates"]["ok"] >= 1
+    given = call_json("simulate", "ep", *SMALL, "--layout", *(f"{key}={word(value)}" for key, value in tuned["layout"].items()))
+    assert given["case_id"] == tuned["case_id"]
+    assert given["step_time_s"] == tuned["step_time_s"]
+    for layout in ("ep=1", "ep=8"):
+        assert tuned["step_time_s"] <= call_json("simulate", "ep", *SMALL, "--layout", layout)["step_time_s"]
+
+
+def word(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_a_simulated_trace_is_written_and_drawn(here: Path) -> None:
+    facts = call_json("trace", "ep", *SMALL, "--layout", "ep=8", "--out", "out/step.json")
+    assert facts["kind"] == "simulated"
+    assert sorted(path.name for path in (here / "out").iterdir()) == ["step.json", "step.pdf", "step.png"]
+    events = json.loads((here / "out" / "step.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == facts["num_operations"]
+
+
+# Bad input: one line, exit code 2, nothing written
+
+SIMULATE = ["simulate", "ep", *SMALL]
+BAD = [
+    (["nothing"], "command", "'nothing'", "simulate"),
+    (["list", "things"], "what", "'things'", "systems, models"),
+    (["plan"], "system", "None", "a value"),
+    (["plan", "ep", "--model", "tiny", "--cluster", "h800x1"], "--seq-len", "None", "a value"),
+    (["simulate", "epp", *SMALL], "system", "'epp'", "did you mean 'ep'"),
+    (["simulate", "ep", *SMALL, "--model", "tinny"], "model", "'tinny'", "did you mean 'tiny'"),
+    (["simulate", "ep", *SMALL, "--model", "no/such.json"], "model", "no/such.json", "a readable file"),
+    (["simulate", "ep", *SMALL, "--cluster", "h900x1"], "cluster", "'h900x1'", "h800x<nodes>"),
+    (["simulate", "ep", *SMALL, "--cluster", "h800x0"], "cluster", "'h800x0'", "1 to 16384 nodes"),
+    ([*SIMULATE, "--seq-len", "0"], "workload.seq_len", "0", "greater than or equal to 2"),
+    ([*SIMULATE, "--seq-len", "many"], "--seq-len", "'many'", "a whole number"),
+    ([*SIMULATE, "--seq-len", "60"], "workload.global_batch_tokens", "1024", "a multiple of 60"),
+    ([*SIMULATE, "--global-batch-tokens", "-4"], "workload.global_batch_tokens", "-4", "greater than"),
+    ([*SIMULATE, "--global-batch-tokens", "64", "--layout", "ep=8"], "workload.global_batch_tokens", "64", "multiple of"),
+    ([*SIMULATE, "--dtype", "fp64"], "workload.dtype", "'fp64'", "'bf16' or 'fp32'"),
+    ([*SIMULATE, "--routing", "zipf"], "workload.routing", "'zipf'", "zipf:"),
+    ([*SIMULATE, "--seed", "-1"], "workload.seed", "-1", "greater than"),
+    ([*SIMULATE, "--assumptions", "hopeful"], "assumptions", "'hopeful'", "h200-measured"),
+    ([*SIMULATE, "--set", "gem=0.5"], "assumptions", "'gem'", "did you mean 'gemm'"),
+    ([*SIMULATE, "--set", "gemm=2"], "assumptions.gemm", "2.0", "less than or equal to 1"),
+    ([*SIMULATE, "--set", "gemm"], "assumptions", "'gemm'", "key=value"),
+    ([*SIMULATE, "--layout", "ep"], "layout", "'ep'", "key=value"),
+    ([*SIMULATE, "--layout", "epp=2"], "layout", "'epp'", "did you mean 'ep'"),
+    ([*SIMULATE, "--layout", "ep=two"], "layout.ep", "'two'", "a whole number"),
+    ([*SIMULATE, "--layout", "ep=0"], "layout.ep", "0", "greater than or equal to 1"),
+    ([*SIMULATE, "--layout", "ep=3"], "layout.ep", "3", "a divisor of experts"),
+    ([*SIMULATE, "--layout", "ep=8", "pp=2"], "layout", "ep=8 pp=2", "8 GPUs of h800x1"),
+    ([*SIMULATE, "--layout", "groups=2"], "layout.groups", "2", "not used by ep"),
+    ([*SIMULATE, "--layout", "copies=node"], "layout.copies", "'node'", "'expert' or 'rank'"),
+    ([*SIMULATE, "--layout", "shard_state=maybe"], "layout.shard_state", "'maybe'", "true or false"),
+    ([*SIMULATE, "--speed", "high"], "option", "'--speed'", "--seq-len"),
+    (["trace", "ep", *SMALL, "--out", "step.txt"], "out", "step.txt", "ends in .json"),
+    (["trace", "ep", "--model", "tiny", "--out", "step.json"], "cluster", "None", "--executed"),
+    (["figure", "fig8"], "experiment", "'fig8'", "did you mean 'fig7'"),
+    (["figure", "fig7", "--out", "../file"], "out", "../file", "a directory"),
+    (["figure", "fig7", "--results", "../file/deep"], "results", "../file/deep", "a directory"),
+    (["run", "ep", *RUN, "--ranks", "0"], "ranks", "0", "1 to 64"),
+    (["run", "ep", *RUN, "--ranks", "x"], "--ranks", "'x'", "a whole number"),
+    (["run", "ep", *RUN, "--device", "tpu"], "device", "'tpu'", "cpu or cuda"),
+    (["run", "ep", *RUN, "--steps", "0"], "steps", "0", "1"),
+    (["run", "ep", *RUN, "--data", "web"], "data", "'web'", "text"),
+    (["run", "ep", *RUN, "--layout", "ep=8"], "layout", "ep=8", "4 GPUs"),
+    (["run", "ep", *RUN, "--model", "deepseek-v3"], "model", "", ""),
+    (["run", "disagmoe", *RUN, "--ranks", "1"], "ranks", "1", "2 or more"),
+    (["verify", "epp", *RUN], "system", "'epp'", "did you mean 'ep'"),
+    (["verify", "ep", *RUN, "--layout", "ep=3"], "layout.ep", "3", "a divisor of experts"),
+]
+
+
+@pytest.mark.parametrize(("words", "field", "value", "allowed"), BAD, ids=[" ".join(case[0][-2:]) for case in BAD])
+def test_bad_input_is_one_line(here: Path, words: list[str], field: str, value: str, allowed: str) -> None:
+    (here.parent / "file").write_text("")
+    result = call(*words, code=2)
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith(f"moebench: {field}")
+    assert value in lines[0]
+    assert "allowed: " in lines[0]
+    assert allowed in lines[0].partition("allowed: ")[2]
+    assert not list(here.iterdir())
+
+
+def test_malformed_files_are_one_line(here: Path) -> None:
+    (here / "broken.json").write_text('{"name": "x", ')
+    fields = {**get_model("tiny").model_dump(mode="json"), "heads": 3}
+    (here / "extra.json").write_text(json.dumps(fields))
+    for name, said in (("./broken.json", "JSON text"), ("./extra.json", "model.heads")):
+        result = call("plan", "ep", *SMALL, "--model", name, "--layout", "ep=2", code=2)
+        assert len(result.stderr.splitlines()) == 1
+        assert said in result.stderr
+
+
+def test_a_model_file_is_a_model(here: Path) -> None:
+    (here / "mine.json").write_text(json.dumps({**get_model("tiny").model_dump(mode="json"), "name": "mine", "num_layers": 2}))
+    facts = call_json("plan", "ep", *SMALL, "--model", "./mine.json", "--layout", "ep=2")
+    assert facts["actions"]["attn:F"] == 2 * facts["num_microbatches"]
+
+
+@pytest.mark.parametrize("layout", [["--layout", "ep=8"], []])
+def test_what_does_not_fit_names_the_missing_gib(here: Path, layout: list[str]) -> None:
+    words = ["--model", "deepseek-v3", "--cluster", "h800x1", "--seq-len", "4096", "--global-batch-tokens", "65536"]
+    result = call("simulate", "ep", *words, *layout, code=2)
+    assert len(result.stderr.splitlines()) == 1
+    assert "GiB missing" in result.stderr
+    assert "79.6 GiB per GPU" in result.stderr
+    assert not list(here.iterdir())
+
+
+# As a process
+
+
+def test_process_exit_codes_and_streams(here: Path) -> None:
+    good = in_process("simulate", "ep", *SMALL, "--layout", "ep=8", "--json", cwd=here)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert json.loads(good.stdout).keys() >= SIMULATE_KEYS
+    bad = in_process("plan", "ep", *SMALL, "--layout", "ep=3", "--json", cwd=here)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.startswith("moebench: layout.ep: 3 is not valid; allowed: ")
+    assert not list(here.iterdir())
+
+
+def test_without_torch_run_says_how_to_install_it(here: Path) -> None:
+    program = "import sys; sys.modules['torch'] = None; from bench.cli import main; main()"
+    for verb in ("run", "verify"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, verb, "ep", *RUN],
+            cwd=here,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert "pip install 'disagmoe-bench[train]'" in done.stderr
+        assert "make setup-train" in done.stderr
+    assert not list(here.iterdir())
