@@ -1,4 +1,4 @@
-"""The named assumptions of the cost model: what of each peak is reached, and what every action and message costs besides.
+"""The named assumptions of the cost model: what of each peak is reached, and what actions and messages cost besides.
 
 A peak or a bandwidth comes from the cluster; an assumption says which share of it is reached. No constant here was
 chosen to make a figure look like a published one.

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions, get_assumptions
 from bench.case import Case
-from bench.edges import Rows, Volume, edges, ends
+from bench.edges import ends
 from bench.errors import BadInput
 from bench.flops import Part, has_part, part_flops
+from bench.flops import Pass as PassWord
+from bench.load import Load, Message
 from bench.memory import Recipe, retained_bytes
 from bench.placement import Placement
 from bench.program import Held
@@ -30,30 +32,14 @@ from bench.roofline import (
     attention_elements,
     gemms,
     head_bytes,
+    inner_width,
     swiglu_elements,
 )
 from bench.routing import Routing
 from bench.state import State
 
 Floats = NDArray[np.float64]
-EXPERT_TARGETS = {(Kind.DISPATCH, Pass.F), (Kind.COMBINE, Pass.B)}
-
-
-class Message(NamedTuple):
-    """A transfer's bytes.
-
-    num_bytes: [source ranks, target ranks], with what stays on its rank; over_nic, over_nvlink: which of it crosses
-    which link (neither, where source and target are one rank).
-    """
-
-    num_bytes: Floats
-    over_nic: NDArray[np.bool_]
-    over_nvlink: NDArray[np.bool_]
-
-    @property
-    def crossing(self) -> Floats:
-        """Bytes that cross a link."""
-        return self.num_bytes * (self.over_nic | self.over_nvlink)
+PASS_WORDS: dict[Pass, PassWord] = {Pass.F: "F", Pass.B: "B", Pass.W: "W"}
 
 
 class Ports(NamedTuple):
@@ -105,7 +91,7 @@ class Costs:
             return False
         return all(
             np.ptp(column) <= 1e-9 * abs(column.max())
-            for transfer in self._volumes
+            for transfer in self._load.volumes
             for column in self.ports(transfer)
             if len(column)
         )
@@ -134,8 +120,15 @@ class Costs:
         total = np.zeros(self._size(action))
         for part, rows in self._parts(action):
             layer = action.layer if part not in ("embed", "head") else 0
+            # Linear in the rows.
             of_one = part_flops(
-                self.case.model, part, layer, action.pass_.name, tokens=1.0, seq_len=self._seq_len, assignments=1.0
+                self.case.model,
+                part,
+                layer,
+                PASS_WORDS[action.pass_],
+                tokens=1.0,
+                seq_len=self._seq_len,
+                assignments=1.0,
             )
             total = total + rows * of_one
         return total
@@ -145,37 +138,35 @@ class Costs:
         model, layer = self.case.model, action.layer
         match action.kind:
             case Kind.HEAD:
-                return [("head", self.tokens)]
+                return [("head", self._tokens)]
             case Kind.ATTENTION:
                 names: list[Part] = ["attention", "router", "dense_ffn"]
                 names += ["shared"] if self.placement.shared_on == "attention" else []
-                return [(part, self.tokens) for part in names if has_part(model, part, layer)]
+                return [(part, self._tokens) for part in names if has_part(model, part, layer)]
             case Kind.EXPERT:
-                parts: list[tuple[Part, Floats | float]] = [("expert", self.assignments(layer))]
-                return [*parts, ("shared", self._shared_tokens(layer))] if self._shares(layer) else parts
+                parts: list[tuple[Part, Floats | float]] = [("expert", self._load.assignments(layer))]
+                return [*parts, ("shared", self._load.shared_tokens(layer))] if self._load.shares(layer) else parts
         return []
 
     def _kernels(self, action: Action) -> list[Kernel]:
-        model, layer, pass_, e = self.case.model, action.layer, action.pass_, self._element_bytes
+        model, layer, pass_, e = self.case.model, action.layer, action.pass_, self._load.element_bytes
         found: list[Kernel] = []
         for part, rows in self._parts(action):
-            local = model.num_experts / self._num_expert_ranks(layer) if part == "expert" else 1.0
+            local = model.num_experts / self._load.num_expert_ranks(layer) if part == "expert" else 1.0
             found += gemms(model, part, layer if part != "head" else 0, pass_, Work(rows, local), e, self.assumed)
             if part in ("dense_ffn", "shared", "expert"):
-                width = {"dense_ffn": model.dense_hidden_size, "shared": model.shared_hidden_size}
-                elements = swiglu_elements(width.get(part, model.expert_hidden_size), pass_)
-                found.append(self._moves(rows * elements))
+                found.append(self._moves(rows * swiglu_elements(inner_width(model, part), pass_)))
         match action.kind:
             case Kind.ATTENTION:
                 if pass_ is not Pass.W:
-                    found.append(attention_core(model, layer, pass_, self.tokens, self._seq_len, e, self.assumed))
-                found.append(self._moves(self.tokens * attention_elements(model, pass_)))
+                    found.append(attention_core(model, layer, pass_, self._tokens, self._seq_len, e, self.assumed))
+                found.append(self._moves(self._tokens * attention_elements(model, pass_)))
             case Kind.HEAD:
-                found.append(Kernel(0.0, self.tokens * head_bytes(model, pass_, e), 1.0))
+                found.append(Kernel(0.0, self._tokens * head_bytes(model, pass_, e), 1.0))
             case Kind.EMBED:
                 # Backward adds rows into an fp32 gradient.
-                width = e + (e if pass_ is Pass.F else 2 * GRAD_BYTES)
-                found.append(Kernel(0.0, self.tokens * model.hidden_size * width, 1.0))
+                moved = e + (e if pass_ is Pass.F else 2 * GRAD_BYTES)
+                found.append(Kernel(0.0, self._tokens * model.hidden_size * moved, 1.0))
         if pass_ is not Pass.W:
             found.append(self._moves(self._gathered_rows(action) * model.hidden_size))
         return found
@@ -185,14 +176,14 @@ class Costs:
         model, layer = self.case.model, action.layer
         if action.kind is Kind.EXPERT:
             # Rows to assignments and back, with the weighted sum.
-            return 2 * self.assignments(layer) + self.rows(layer) + self.assignments(layer)
+            return 2 * self._load.assignments(layer) + self._load.rows(layer) + self._load.assignments(layer)
         rows = 0.0
         if action.kind is Kind.ATTENTION and not model.is_dense(layer):
-            rows += self._copies_of_token(layer) + 1
+            rows += float(self._load.copies_per_token(layer).sum()) + 1
         joined = self._joins(action)
         if joined is not None:
-            rows += self._copies_of_token(joined) + 2
-        return rows * self.tokens
+            rows += float(self._load.copies_per_token(joined).sum()) + 2
+        return rows * self._tokens
 
     def _joins(self, action: Action) -> int | None:
         """The layer whose expert outputs this action adds to the residual (F), or whose gradient rows it packs (B)."""
@@ -203,39 +194,11 @@ class Costs:
             return None
         return layer
 
-    # Tokens
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch on one data rank."""
-        return self.case.layout.mbs * self._seq_len
-
-    def assignments(self, layer: int) -> Floats:
-        """[expert ranks]: (token, expert) pairs of a micro-batch on each, those of shared experts left out."""
-        all_tokens = self.tokens * self.placement.data_ranks
-        return all_tokens * self.routes.assignments(layer, self._num_expert_ranks(layer))
-
-    def rows(self, layer: int) -> Floats:
-        """[expert ranks]: rows of a micro-batch that are dispatched to each, from its own rank too."""
-        num, shared = self._num_expert_ranks(layer), self._shares(layer)
-        copies = self.routes.copies(layer, num, self.copies, shared=shared)
-        return self.tokens * self.placement.data_ranks * copies
-
-    def _copies_of_token(self, layer: int) -> float:
-        num = self._num_expert_ranks(layer)
-        return float(self.routes.copies(layer, num, self.copies, shared=self._shares(layer)).sum())
-
-    def _shared_tokens(self, layer: int) -> float:
-        return self.tokens * self.placement.data_ranks / self._num_expert_ranks(layer)
-
-    def _shares(self, layer: int) -> bool:
-        return self.placement.shared_on == "expert" and has_part(self.case.model, "shared", layer)
-
     # Transfers
 
     def message(self, action: Action) -> Message:
         """The bytes of a transfer. Raises BadInput for an action that is no transfer of this placement."""
-        return self._cached(("message", *self._likeness(action)), lambda: self._message(action))
+        return self._cached(("message", *self._likeness(action)), lambda: self._load.message(action))
 
     def ports(self, action: Action) -> Ports:
         """How long a transfer takes its ports, and its latency."""
@@ -245,33 +208,6 @@ class Costs:
         """Seconds of a transfer alone: of its busiest port, and the latency."""
         ports = self.ports(action)
         return max(float(column.max(initial=0.0)) for column in ports[:4]) + float(ports.latency_s.max(initial=0.0))
-
-    def _message(self, action: Action) -> Message:
-        action = action._replace(microbatch=0, chunk=0)
-        if action not in self._volumes:
-            raise BadInput("transfer", str(action), "a transfer between the groups of this placement")
-        source, target = (self.placement.by_name[name] for name in ends(self.placement, action))
-        per_node = self.case.cluster.gpus_per_node
-        from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
-        over_nic = from_rank // per_node != to_rank // per_node
-        num_bytes = np.zeros((source.size, target.size))
-        for term in self._volumes[action].terms:
-            width = term.hidden * self.case.model.hidden_size * self._element_bytes + term.extra_bytes
-            num_bytes += width * self._rows_between(action, term.rows)
-        return Message(num_bytes, over_nic, ~over_nic & (from_rank != to_rank))
-
-    def _rows_between(self, action: Action, rows: Rows) -> Floats:
-        """[source ranks, target ranks]."""
-        if rows is Rows.TOKENS:
-            return np.eye(self.placement.data_ranks) * self.tokens
-        layer = action.layer
-        num, shared = self._num_expert_ranks(layer), self._shares(layer)
-        if rows is Rows.COPIES:
-            of_token = self.routes.copies(layer, num, self.copies, shared=shared)
-        else:
-            of_token = self.routes.assignments(layer, num, shared=shared)
-        between = np.tile(self.tokens * of_token, (self.placement.data_ranks, 1))
-        return between if (action.kind, action.pass_) in EXPERT_TARGETS else between.T
 
     def _ports(self, action: Action) -> Ports:
         message = self.message(action)
@@ -299,7 +235,7 @@ class Costs:
         if held in (Held.SENT, Held.RECEIVED):
             return self.message(action).num_bytes.sum(axis=1 if held is Held.SENT else 0)
         total = np.zeros(self._size(action))
-        rows = self.rows(action.layer) if action.kind is Kind.EXPERT else None
+        rows = self._load.rows(action.layer) if action.kind is Kind.EXPERT else None
         for part, amount in self._parts(action):
             for i in range(len(total)):
                 kept = retained_bytes(
@@ -309,7 +245,7 @@ class Costs:
                     tokens=_at(amount, i),
                     assignments=_at(amount, i) if part == "expert" else None,
                     rows=None if rows is None else _at(rows, i),
-                    dtype_bytes=self._element_bytes,
+                    dtype_bytes=self._load.element_bytes,
                     recompute="full" if self.recompute == "full" else "none",
                 )
                 total[i] += kept.after_forward if held is Held.FORWARD else kept.after_backward
@@ -366,9 +302,8 @@ class Costs:
         )
 
     @cached_property
-    def _volumes(self) -> dict[Action, Volume]:
-        graph = edges(self.case.model, self.placement)
-        return {edge.via: edge.volume for edge in graph if edge.via is not None}
+    def _load(self) -> Load:
+        return Load(self.case, self.placement, self.copies, self.routes)
 
     @cached_property
     def _cache(self) -> dict[Hashable, Any]:
@@ -385,7 +320,7 @@ class Costs:
         if not self.routes.even:
             return (*key, action.layer)
         if action.kind in (Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.HOP):
-            return (*key, *ends(self.placement, action), self._volumes.get(action._replace(microbatch=0)))
+            return (*key, *ends(self.placement, action), self._load.volumes.get(action._replace(microbatch=0)))
         if action.kind is Kind.ATTENTION:
             layer, model = action.layer, self.case.model
             return (*key, model.is_dense(layer), model.window(layer), self._joins(action) is None)
@@ -398,17 +333,14 @@ class Costs:
         return self.case.workload.seq_len
 
     @property
-    def _element_bytes(self) -> int:
-        return 4 if self.case.workload.dtype == "fp32" else 2
-
-    def _num_expert_ranks(self, layer: int) -> int:
-        return self.placement.by_name[self.placement.home(Kind.EXPERT, layer)].size
+    def _tokens(self) -> int:
+        return self._load.tokens
 
     def _size(self, action: Action) -> int:
         return self.placement.by_name[self.placement.home(action.kind, action.layer)].size
 
     def _moves(self, elements: Floats | float) -> Kernel:
-        return Kernel(0.0, self._element_bytes * np.asarray(elements, dtype=np.float64), 1.0)
+        return Kernel(0.0, self._load.element_bytes * np.asarray(elements, dtype=np.float64), 1.0)
 
 
 def _at(amount: Floats | float, i: int) -> float:

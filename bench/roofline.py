@@ -98,6 +98,12 @@ def attention_elements(model: Model, pass_: Pass) -> float:
     return {Pass.F: forward, Pass.B: 2 * forward, Pass.W: 0}[pass_]
 
 
+def inner_width(model: Model, part: Part) -> int:
+    """Width of a SwiGLU's product; of other parts that of the dense layers, which they do not use."""
+    widths = {"expert": model.expert_hidden_size, "shared": model.shared_hidden_size}
+    return widths.get(part, model.dense_hidden_size)
+
+
 def swiglu_elements(width: int, pass_: Pass) -> float:
     """Elements a row: gate and up in, product out; backward, the product's gradient in, two gradients out as well."""
     return {Pass.F: 3 * width, Pass.B: 6 * width, Pass.W: 0}[pass_]
@@ -113,7 +119,7 @@ def head_bytes(model: Model, pass_: Pass, element_bytes: int) -> float:
 def _row_width(model: Model, part: Part, term: str) -> int:
     """Elements of a GEMM's input row and output row together."""
     hidden, mla = model.hidden_size, model.mla
-    inner = {"expert": model.expert_hidden_size, "shared": model.shared_hidden_size}.get(part, model.dense_hidden_size)
+    inner = inner_width(model, part)
     latent = mla.kv_lora_rank if mla else 0
     widths = {
         "qkv": hidden + model.q_size + 2 * model.kv_size,

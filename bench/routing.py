@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 SAMPLED_TOKENS = 16384
-"""Draws behind the counts of an uneven distribution: an average expert's share has a relative error of a few per cent."""
+"""Draws behind the counts of an uneven distribution: they leave a few per cent of error in an expert's share."""
 MAX_SAMPLED_TIMES = 1 << 23  # tokens x experts; fewer tokens are drawn where there are more experts
 
 _SAMPLES, _ORDERS, _SEQUENCES = range(3)  # streams of random numbers, kept apart under one seed
@@ -65,18 +65,14 @@ class Routing:
 
     def popularity(self, layer: int) -> Floats:
         """[experts], summing to 1; 0 for experts that get no token."""
-        popular = self._by_popularity.copy()
-        if self.name == "zipf":
-            popular[self._order(layer)] = self._by_popularity
-        return popular
+        popularity = np.empty(self.num_experts)
+        popularity[self._order(layer)] = self._by_popularity
+        return popularity
 
     def expert_share(self, layer: int) -> Floats:
         """[experts]: expected assignments of a token to each expert; sums to top_k."""
-        if self._flat:
-            return np.where(self._by_popularity > 0, self.top_k / self._num_eligible, 0.0)
-        drawn = np.bincount(self._draws.ravel(), minlength=self.num_experts) / len(self._draws)
         share = np.empty(self.num_experts)
-        share[self._order(layer)] = drawn
+        share[self._order(layer)] = self._share_by_popularity
         return share
 
     def assignments(self, layer: int, num_ranks: int, *, shared: bool = False) -> Floats:
@@ -96,7 +92,7 @@ class Routing:
         """
         if copies == "expert":
             return self.assignments(layer, num_ranks, shared=shared)
-        hit = self._hit(layer, num_ranks)
+        hit = _hit(self, layer, num_ranks)
         return hit + (1.0 - hit) / num_ranks if shared else hit
 
     def imbalance(self, layer: int, num_ranks: int) -> float:
@@ -113,17 +109,6 @@ class Routing:
             return None
         random = np.random.default_rng((self.seed, _SEQUENCES, layer, sequence_index))
         return _draw(random, self.popularity(layer), seq_len, self.top_k)
-
-    def _hit(self, layer: int, num_ranks: int) -> Floats:
-        if self._flat:
-            eligible = (self._by_popularity > 0).reshape(num_ranks, -1).sum(axis=1)
-            total = comb(self._num_eligible, self.top_k)
-            misses = [comb(self._num_eligible - int(local), self.top_k) for local in eligible]
-            return np.array([1.0 - miss / total for miss in misses])
-        ranks = self._order(layer)[self._draws] // (self.num_experts // num_ranks)
-        hit = np.zeros((len(ranks), num_ranks), dtype=bool)
-        hit[np.arange(len(ranks))[:, None], ranks] = True
-        return hit.mean(axis=0)
 
     @property
     def _flat(self) -> bool:
@@ -149,6 +134,12 @@ class Routing:
             weight[emptied[spared:]] = 0.0
         return weight / weight.sum()
 
+    @cached_property
+    def _share_by_popularity(self) -> Floats:
+        if self._flat:
+            return np.where(self._by_popularity > 0, self.top_k / self._num_eligible, 0.0)
+        return np.bincount(self._draws.ravel(), minlength=self.num_experts) / len(self._draws)
+
     @property
     def _draws(self) -> Ids:
         """[sampled tokens, top_k] places in the order of popularity."""
@@ -156,7 +147,23 @@ class Routing:
 
     def _order(self, layer: int) -> Ids:
         """[experts]: the expert at each place of the order of popularity."""
+        if self._flat:
+            return np.arange(self.num_experts)
         return np.random.default_rng((self.seed, _ORDERS, layer)).permutation(self.num_experts)
+
+
+@lru_cache(maxsize=4096)
+def _hit(routing: Routing, layer: int, num_ranks: int) -> Floats:
+    """[ranks]: probability that a token has an assignment on each."""
+    if routing._flat:
+        eligible = (routing._by_popularity > 0).reshape(num_ranks, -1).sum(axis=1)
+        total = comb(routing._num_eligible, routing.top_k)
+        misses = [comb(routing._num_eligible - int(local), routing.top_k) for local in eligible]
+        return np.array([1.0 - miss / total for miss in misses])
+    ranks = routing._order(layer)[routing._draws] // (routing.num_experts // num_ranks)
+    hit = np.zeros((len(ranks), num_ranks), dtype=bool)
+    hit[np.arange(len(ranks))[:, None], ranks] = True
+    return np.asarray(hit.mean(axis=0), dtype=np.float64)
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Static state and the end of the step: parameters of a group, the ranks that share them, their sums and their update."""
+"""Static state and the end of the step: parameters of a group, who shares them, their gradient sums and update."""
 
 from functools import cached_property
 from math import log2
@@ -47,9 +47,7 @@ class State:
     def static_bytes(self, group: str) -> float:
         """Weights, gradients, optimizer state."""
         return float(
-            sum(
-                state_bytes(each.num_params, self.recipe, shards=self._shards(each)) for each in self.shared(group)
-            )
+            sum(state_bytes(each.num_params, self.recipe, shards=self._shards(each)) for each in self.shared(group))
         )
 
     def update_s(self, group: str) -> float:

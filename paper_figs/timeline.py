@@ -3,6 +3,7 @@
 A row is one rank: its compute queue above, and below it two thin lanes, what it sends and what it receives.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +17,7 @@ from bench.placement import Placement
 from bench.plan import COMPUTE_STREAM
 from bench.program import Op
 from bench.timeline import Timeline
+from paper_figs.occupancy import stacked
 from paper_figs.style import BODY_PT, INK, MUTED, SMALL_PT, WIDTH_IN, new_figure, stamp, style, width_pt
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ ROW_IN = 0.29
 TITLE_IN, AXIS_IN, LEGEND_IN, LEFT_IN, RIGHT_IN = 0.26, 0.36, 0.50, 0.46, 0.14
 _NUMBER_PT = 4.6
 _MAX_VECTOR_BOXES = 6000
+_NARROW_PT = 0.72  # two pixels of the PNG; where half of the boxes are narrower, shares of time are drawn
 _MAX_NUMBERS = 3000
 
 
@@ -137,6 +140,11 @@ class _Boxes:
     pass_: NDArray[np.int64]
     microbatch: NDArray[np.int64]
 
+    @property
+    def colour(self) -> NDArray[np.int64]:
+        """Place in the palette."""
+        return 3 * self.kind + self.pass_
+
 
 def _boxes(timeline: Timeline, ranks: Sequence[int], window_s: tuple[float, float]) -> _Boxes:
     """The operations of `ranks` that touch the window, cut to it; those without duration are left out."""
@@ -176,7 +184,10 @@ def draw_panel(
     ax.set_xlim(begin * scale, end * scale)
     ax.set_ylim(len(ranks), 0)
     _fill(ax, _boxes(timeline, ranks, (begin, end)), len(ranks), scale)
-    ax.set_yticks([row + sum(_LANES[0]) / 2 for row in range(len(ranks))], [_name(rank, placement) for rank in ranks])
+    ax.set_yticks(
+        [row + sum(_LANES[0]) / 2 for row in range(len(ranks))],
+        [_name(rank, placement, timeline.stands_for) for rank in ranks],
+    )
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.set_xlabel(f"time since the start of the step ({unit})", labelpad=1.5)
@@ -190,18 +201,13 @@ def _head(ax: "Axes", timeline: Timeline, title: str) -> None:
     unit, scale = time_unit(timeline.step_time_s)
     step = f"step {timeline.step_time_s * scale:.4g} {unit}"
     error = f", clocks within {timeline.clock_error_s * 1e6:.3g} µs" if timeline.clock_error_s else ""
-    begin, end = ax.get_xlim()
-    room = (
-        (end - begin) * _points_per_unit(ax)
-        - width_pt(step, BODY_PT)
-        - width_pt(timeline.source + error, SMALL_PT)
-        - 20
-    )
+    room = _width_pt(ax) - width_pt(step, BODY_PT) - width_pt(timeline.source + error, SMALL_PT) - 20
     size = BODY_PT + 1
     if width_pt(title, size, "bold") > room:
         size = SMALL_PT
-    while width_pt(title, size, "bold") > room and len(title) > 1:
-        title = title[:-2].rstrip() + "…"
+    if width_pt(title, size, "bold") > room:
+        fits = bisect_right(range(len(title)), room, key=lambda n: width_pt(title[:n] + "…", size, "bold"))
+        title = title[: max(fits - 1, 0)].rstrip() + "…"
     text = ax.annotate(
         title, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=size, weight="bold", va="bottom"
     )
@@ -210,33 +216,68 @@ def _head(ax: "Axes", timeline: Timeline, title: str) -> None:
 
 
 def _fill(ax: "Axes", boxes: _Boxes, num_rows: int, scale: float) -> None:
-    """Idle background, boxes and the micro-batch numbers in those that have room."""
+    """Idle background and what was done: box by box, or where boxes are too narrow as shares of time."""
     from matplotlib.collections import PolyCollection
-    from matplotlib.colors import to_rgba
 
     begin, end = ax.get_xlim()
     idle = [(begin, end, row + top, row + bottom) for row in range(num_rows) for top, bottom in _LANES]
     background = [[(a, t), (b, t), (b, u), (a, u)] for a, b, t, u in idle]
     ax.add_collection(PolyCollection(background, facecolors="#efefef", linewidths=0, label="idle"), autolim=False)
-    if not len(boxes.row):
-        return
-    lanes = np.array(_LANES)
-    top, bottom = (boxes.row[:, None] + lanes[boxes.lane]).T
     left, right = boxes.start_s * scale, boxes.end_s * scale
-    corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
-    palette = np.array([[to_rgba(colour) for colour in ACTION_COLOURS[kind]] for kind in Kind])
-    points = _points_per_unit(ax) * (right - left)
+    points = (right - left) / (end - begin) * _width_pt(ax)
+    if not len(points):
+        return
+    if np.median(points) < _NARROW_PT:
+        _fill_shares(ax, boxes, left, right)
+        return
+    top, bottom = (boxes.row[:, None] + np.array(_LANES)[boxes.lane]).T
     collection = PolyCollection(
-        corners,  # type: ignore[arg-type]  # one array of corners is taken as it is
-        facecolors=palette[boxes.kind, boxes.pass_],
+        _corners(left, right, top, bottom),  # type: ignore[arg-type]  # one array of corners is taken as it is
+        facecolors=_palette()[boxes.colour],
         # A white edge parts neighbours, but would hide boxes that are narrow.
         edgecolors="white",
         linewidths=np.where(points > 2.5, 0.35, 0.0),
-        rasterized=len(corners) > _MAX_VECTOR_BOXES,
+        rasterized=len(points) > _MAX_VECTOR_BOXES,
         label="operations",
     )
     ax.add_collection(collection, autolim=False)
     _number(ax, boxes, (left + right) / 2, points)
+
+
+def _fill_shares(ax: "Axes", boxes: _Boxes, left: Floats, right: Floats) -> None:
+    """Every lane as a row of thin columns, each a stack of what the lane did in it; what is left over was idle."""
+    from matplotlib.collections import PolyCollection
+
+    edges = np.linspace(*ax.get_xlim(), int(_width_pt(ax) / _NARROW_PT) + 1)
+    corners, colours = [], []
+    for row, lane in np.unique(np.stack([boxes.row, boxes.lane], axis=1), axis=0).tolist():
+        here = (boxes.row == row) & (boxes.lane == lane)
+        column, low, high, colour = stacked(left[here], right[here], boxes.colour[here], edges)
+        top, bottom = _LANES[lane]
+        at = row + bottom - np.stack([high, low]) * (bottom - top)
+        corners.append(_corners(edges[column], edges[column + 1], *at))
+        colours.append(_palette()[colour])
+    collection = PolyCollection(
+        np.concatenate(corners),  # type: ignore[arg-type]
+        facecolors=np.concatenate(colours),
+        linewidths=0,
+        antialiaseds=False,
+        rasterized=True,
+        label="shares",
+    )
+    ax.add_collection(collection, autolim=False)
+
+
+def _corners(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Floats:
+    """Rectangles as an array (boxes, 4 corners, x and y)."""
+    return np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
+
+
+def _palette() -> Floats:
+    """Colour of kind k in pass p at 3 k + p, as red, green, blue, alpha."""
+    from matplotlib.colors import to_rgba_array
+
+    return np.concatenate([to_rgba_array(ACTION_COLOURS[kind]) for kind in Kind])
 
 
 def _number(ax: "Axes", boxes: _Boxes, middle: Floats, points: Floats) -> None:
@@ -260,24 +301,23 @@ def _number(ax: "Axes", boxes: _Boxes, middle: Floats, points: Floats) -> None:
         )
 
 
-def _points_per_unit(ax: "Axes") -> float:
-    """Typographic points that one unit of x takes."""
+def _width_pt(ax: "Axes") -> float:
+    """Width of a panel in typographic points."""
     figure = ax.get_figure(root=True)
     if figure is None:
         raise BadInput("ax", None, "axes of a figure")
-    begin, end = ax.get_xlim()
-    return float(ax.get_position().width * figure.get_size_inches()[0] * 72 / (end - begin))
+    return float(ax.get_position().width * figure.get_size_inches()[0] * 72)
 
 
-def _name(rank: int, placement: Placement) -> str:
+def _name(rank: int, placement: Placement, stands_for: int) -> str:
     group = next(group for group in placement.groups if rank in group.ranks)
-    return group.name if group.size == 1 else f"{group.name}.{rank - group.first}"
+    return group.name if group.size == stands_for else f"{group.name}.{rank - group.first}"
 
 
 def time_unit(span_s: float) -> tuple[str, float]:
     """A unit in which a span reads well, and its number in a second."""
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if span_s * scale >= 5:
+        if span_s * scale >= 1:
             return unit, scale
     return "µs", 1e6
 
@@ -305,7 +345,7 @@ def draw_legend(ax: "Axes") -> None:
             ax.text(x + 3, y + 3.6, name, fontsize=SMALL_PT, va="center_baseline")
             x += 12 + width_pt(name, SMALL_PT)
     note = (
-        "F forward, B input gradient, W weight gradient; numbers: micro-batches; "
-        "thin lanes: sent (upper), received (lower); pale: idle"
+        "F forward, B input gradient, W weight gradient; numbers: micro-batches; thin lanes: sent, received; "
+        "pale: idle; stacks: shares of time"
     )
     ax.text(0, high - 29.0, note, fontsize=SMALL_PT, color=MUTED, va="center_baseline")

@@ -10,6 +10,7 @@ from torch import Tensor
 from bench.case import Batch, Case, batch_of
 from bench.check import check
 from bench.execute.data import SyntheticCorpus, read_microbatch, sequence_index
+from bench.execute.pool import rank_device
 from bench.execute.reference import LossAndGradients, ReferenceModel
 from bench.execute.runtime import StepResult, Worker
 from bench.execute.transport import open_transport
@@ -63,10 +64,10 @@ class Run:
             self.batch,
             rank,
             seq_len=self.case.workload.seq_len,
-            device=torch.device("cpu"),
+            device=rank_device(),
             dtype=torch.float32,
             seed=SEED,
-            transport=open_transport(torch.device("cpu"), self.timeout_s),
+            transport=open_transport(rank_device(), self.timeout_s),
             routing=None if forced is None else routing,
             timeout_s=self.timeout_s,
             norm_jitter=JITTER,
@@ -80,9 +81,7 @@ class Run:
     def reference(self) -> LossAndGradients:
         first = sequence_index(0, 0, 0, 0, 0, **self.dealt)
         corpus = self.corpus
-        batch = torch.stack(
-            [torch.from_numpy(corpus.sequence(first + i)) for i in range(self.batch.num_sequences)]
-        )
+        batch = torch.stack([torch.from_numpy(corpus.sequence(first + i)) for i in range(self.batch.num_sequences)])
         model = ReferenceModel(self.case.model, SEED, norm_jitter=JITTER)
         return model.loss_and_gradients(batch, replay_ids=self.forced, collect_ids=True)
 
@@ -93,5 +92,5 @@ def step_on_rank(run: Run) -> tuple[StepResult, dict[str, Tensor]]:
 
     worker = run.worker(dist.get_rank())
     for step in range(run.steps):
-        result = worker.run_step(step, lambda m: run.sequences(worker, 0, m), keep_expert_ids=True)  # noqa: B023
-    return result, {name: grad for name, _, grad in worker.named_parameters()}
+        result = worker.run_step(step, lambda m: run.sequences(worker, 0, m), keep_expert_ids=True)
+    return result, {name: grad.cpu() for name, _, grad in worker.named_parameters()}

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from bench.errors import BadInput
-from bench.execute.pool import RankError, RankPool, process_group, rank_device, report
+from bench.execute.pool import RankError, RankPool
+from bench.execute.rank import process_group, rank_device, report
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402

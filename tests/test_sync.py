@@ -136,9 +136,7 @@ def holders_of(results: list[dict[str, Any]]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("shard_state", [False, True])
 @pytest.mark.parametrize(("placement", "num_replicas"), SETS)
-def test_ranks_equal_one_process(
-    pool: RankPool, placement: Placement, num_replicas: int, shard_state: bool
-) -> None:
+def test_ranks_equal_one_process(pool: RankPool, placement: Placement, num_replicas: int, shard_state: bool) -> None:
     ranks = placement.size * num_replicas
     results = pool.run(run_steps, placement, num_replicas, shard_state, torch.float32, world_size=ranks)
     holders = holders_of(results)
@@ -157,9 +155,7 @@ def test_ranks_equal_one_process(
 
 
 def test_sharded_state_is_smaller_and_gives_the_same(pool: RankPool) -> None:
-    whole, shards = (
-        pool.run(run_steps, TOGETHER, 2, shard, torch.bfloat16, world_size=4) for shard in (False, True)
-    )
+    whole, shards = (pool.run(run_steps, TOGETHER, 2, shard, torch.bfloat16, world_size=4) for shard in (False, True))
     for one, other in zip(whole, shards, strict=True):
         assert one["norms"] == pytest.approx(other["norms"], rel=1e-6)
         for name, value in one["weights"].items():

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -174,7 +174,7 @@ def spec_on(
     return spec_of(system, model, get_cluster(cluster), seq_len, tokens, dtype, routing, seed)
 
 
-def local_cluster(ranks: int, device: str) -> "Cluster":
+def local_cluster(ranks: int, device: Literal["cpu", "cuda"]) -> "Cluster":
     """The cluster that `ranks` processes on this machine are: ``cpu``, or the GPUs that torch finds. Raises BadInput."""
     from bench.clusters import CLUSTERS, GPUS, Cluster, get_cluster
     from bench.errors import BadInput
@@ -184,8 +184,6 @@ def local_cluster(ranks: int, device: str) -> "Cluster":
     if device == "cpu":
         fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": ranks, "nics_per_node": ranks}
         return Cluster.from_fields(fields)
-    if device != "cuda":
-        raise BadInput("device", device, "cpu or cuda")
     import torch
 
     found = torch.cuda.device_count()
@@ -217,6 +215,15 @@ def default_layout(system: "System", ranks: int, num_experts: int) -> "Layout":
     return Layout.make(replicas=1)
 
 
+def device_of(word: str) -> Literal["cpu", "cuda"]:
+    """Raises BadInput."""
+    from bench.errors import BadInput
+
+    if word == "cpu" or word == "cuda":
+        return word
+    raise BadInput("device", word, "cpu or cuda")
+
+
 def run_case(
     system: str,
     model: str,
@@ -225,6 +232,7 @@ def run_case(
     seq_len: int,
     batch_tokens: int | None,
     dtype: str,
+    routing: str,
     seed: int,
     pairs: list[str] | None,
 ) -> "Case":
@@ -232,13 +240,13 @@ def run_case(
     from bench.models import get_model
     from bench.system import get_system
 
-    cluster = local_cluster(ranks, device)
+    cluster = local_cluster(ranks, device_of(device))
     known = get_system(system)
     layout = layout_of(pairs) or default_layout(known, ranks, get_model(model).num_experts)
     if batch_tokens is None:
-        one_sequence = spec_of(system, model, cluster, seq_len, seq_len, dtype, "learned", seed).with_layout(layout)
+        one_sequence = spec_of(system, model, cluster, seq_len, seq_len, dtype, routing, seed).with_layout(layout)
         batch_tokens = _default_batch_tokens(one_sequence, ranks)
-    return spec_of(system, model, cluster, seq_len, batch_tokens, dtype, "learned", seed).with_layout(layout)
+    return spec_of(system, model, cluster, seq_len, batch_tokens, dtype, routing, seed).with_layout(layout)
 
 
 def _default_batch_tokens(case: "Case", ranks: int) -> int:

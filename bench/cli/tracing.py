@@ -28,7 +28,10 @@ def trace(
     global_batch_tokens: options.Batch = None,
     layout: options.Layout_ = None,
     dtype: Annotated[str | None, typer.Option("--dtype", metavar="bf16|fp32", help="Default: bf16 simulated, fp32 executed.", show_default=False)] = None,
-    routing: options.Routing_ = "balanced",
+    routing: Annotated[
+        str | None,
+        typer.Option("--routing", metavar="ROUTING", help="Default: balanced simulated, learned executed.", show_default=False),
+    ] = None,
     seed: options.Seed = 0,
     assumptions: options.AssumptionSet = None,
     set_: options.Setting = None,
@@ -45,13 +48,13 @@ def trace(
         raise BadInput("out", str(out), "a name that ends in .json or .json.gz")
     require_folder("out", out.parent)
     if executed:
-        case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype or "fp32", seed, layout)
-        timeline, placement = executed_step(case, ranks, device)
+        case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype or "fp32", routing or "learned", seed, layout)
+        timeline, placement = _executed(case, device)
     else:
         if cluster is None:
             raise BadInput("cluster", None, "a cluster to simulate, or --executed")
         case, timeline, placement = _simulated(
-            options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype or "bf16", routing, seed), layout, assumptions, set_
+            options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype or "bf16", routing or "balanced", seed), layout, assumptions, set_
         )
     files = write(case, timeline, placement, out)
     if json:
@@ -73,6 +76,16 @@ def _simulated(
     found = predict(spec.with_layout(given), costs.values) if given is not None else best(spec, costs)[0]
     found.require_fits()
     return found.case, found.timeline, found.program.plan.placement
+
+
+def _executed(case: "Case", device: str) -> "tuple[Timeline, Placement]":
+    from bench.cli.training import require_torch
+    from bench.system import plan_of
+
+    require_torch()
+    from bench.execute.train import executed_timeline
+
+    return executed_timeline(case, device=options.device_of(device)), plan_of(case).placement
 
 
 def write(case: "Case", timeline: "Timeline", placement: "Placement", out: Path) -> list[Path]:

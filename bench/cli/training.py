@@ -1,1 +1,184 @@
-def add_verbs(app): pass
+"""`moebench run` and `moebench verify`: systems on real processes, measured and compared with the reference."""
+
+import importlib.util
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.cli import options
+from bench.cli.options import PairsCommand
+
+if TYPE_CHECKING:
+    from bench.execute.report import VerifyReport
+    from bench.execute.train import StepRecord
+    from bench.trial import Trial
+
+SHOWN_PARAMETERS = 10
+
+
+def add_verbs(app: typer.Typer) -> None:
+    example = "moebench run disagmoe --model tiny --ranks 4 --steps 20 --layout attention_ranks=2 expert_ranks=2"
+    app.command("run", cls=PairsCommand, epilog=f"Example: {example}")(run)
+    example = "moebench verify ep --model tiny --ranks 4 --layout ep=2 pp=2"
+    app.command("verify", cls=PairsCommand, epilog=f"Example: {example}")(verify)
+
+
+def run(
+    system: options.System_,
+    model: options.Model_,
+    ranks: options.Ranks = 4,
+    device: options.Device = "cpu",
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="NUMBER", parser=options.whole_number, help="Optimizer steps.")
+    ] = 20,
+    layout: options.Layout_ = None,
+    seq_len: options.SeqLen = 64,
+    global_batch_tokens: options.Batch = None,
+    dtype: options.Dtype = "fp32",
+    data: options.Data = "text",
+    routing: options.Routing_ = "learned",
+    seed: options.Seed = 0,
+    results: options.Results = None,
+    json: options.Json = False,
+) -> None:
+    """Train on processes of this machine and keep the trial: loss, speed and gradient norm of every step.
+
+    Without a layout, disagmoe takes half of the ranks for attention, ep as many as divide the experts. Exit code 1
+    where the run fails or diverges.
+    """
+    require_torch()
+    from bench.cli.output import print_json, require_folder
+    from bench.measured import measure
+    from bench.results import LOCAL, Store
+
+    case = options.run_case(
+        system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout
+    )
+    kept = LOCAL if results is None else results
+    require_folder("results", kept)
+    if not json:
+        typer.echo(f"{system} for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}")
+    on_step = None if json else _shower(steps)
+    trial = measure(case, steps=steps, device=options.device_of(device), data=data, on_step=on_step).trial
+    path = Store(kept).write(trial)
+    if json:
+        print_json(_described(trial))
+    else:
+        _show_end(trial)
+        typer.echo(f"wrote {path}")
+    if trial.status != "ok":
+        typer.echo(f"moebench: {trial.status}: {trial.message}", err=True)
+        raise typer.Exit(1)
+
+
+def _shower(steps: int) -> Any:
+    """A function that prints one line a step."""
+
+    def show(record: "StepRecord") -> None:
+        typer.echo(
+            f"step {record.step + 1:>{len(str(steps))}}/{steps}  loss {record.loss:.4f}  "
+            f"{record.tokens_per_s:,.0f} tokens/s  grad norm {record.grad_norm:.3f}"
+        )
+
+    return show
+
+
+def _described(trial: "Trial") -> dict[str, Any]:
+    samples = trial.samples
+    return {
+        "kind": "measured",
+        "status": trial.status,
+        "system": trial.case.system,
+        "layout": trial.layout,
+        "losses": samples.get("loss", []),
+        "grad_norms": samples.get("grad_norm", []),
+        "tokens_per_s": trial.metrics.get("tokens_per_s"),
+        "load_imbalance": trial.metrics.get("load_imbalance"),
+        "case_id": trial.case_id,
+        "trial": trial.name,
+        "command": trial.command,
+    }
+
+
+def _show_end(trial: "Trial") -> None:
+    from bench.cli.output import print_facts
+
+    losses = trial.samples.get("loss", [])
+    print_facts(
+        f"measured: {trial.status}",
+        {
+            "loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else None,
+            "tokens/s (median after the first step)": trial.metrics.get("tokens_per_s"),
+            "load imbalance (fullest rank over mean)": trial.metrics.get("load_imbalance"),
+        },
+    )
+
+
+def verify(
+    system: options.System_,
+    model: options.Model_,
+    ranks: options.Ranks = 4,
+    device: options.Device = "cpu",
+    layout: options.Layout_ = None,
+    seq_len: options.SeqLen = 16,
+    global_batch_tokens: options.Batch = None,
+    dtype: options.Dtype = "fp32",
+    data: options.Data = "synthetic",
+    routing: options.Routing_ = "learned",
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Compare loss and every gradient of one step with the reference. Exit code 1 where one is out of tolerance."""
+    require_torch()
+    from bench.cli.output import print_json, print_table
+    from bench.execute.pool import RankPool
+    from bench.execute.verify import verify as verify_case
+
+    case = options.run_case(
+        system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout
+    )
+    with RankPool(ranks, options.device_of(device)) as pool:
+        report = verify_case(case, pool, data=data)
+    if json:
+        print_json(_verified(report))
+    else:
+        typer.echo(str(report))
+        print_table("largest gradient errors", report.COLUMNS, report.table(SHOWN_PARAMETERS))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _verified(report: "VerifyReport") -> dict[str, Any]:
+    return {
+        "kind": "verified",
+        "ok": report.ok,
+        "system": report.system,
+        "layout": report.layout,
+        "dtype": report.dtype,
+        "case_id": report.case_id,
+        "num_ranks": report.num_ranks,
+        "loss": report.loss,
+        "reference_loss": report.reference_loss,
+        "loss_error": report.loss_error,
+        "grad_norm_error": report.norm_error,
+        "worst_gradient_error": report.worst.gradient_error,
+        "worst_parameter": report.worst.name,
+        "atol": report.atol,
+        "tolerance": vars(report.tolerance),
+        "num_parameters": len(report.parameters),
+        "flips": report.flips,
+        "num_choices": report.num_choices,
+        "replayed": report.replayed,
+        "free": vars(report.free),
+        "problems": list(report.problems),
+    }
+
+
+def require_torch() -> None:
+    """Raises BadInput that says how to install what executing needs."""
+    from bench.errors import BadInput
+
+    for package, module in (("torch", "torch"), ("megatron-core", "megatron")):
+        if importlib.util.find_spec(module) is None:
+            how = "pip install 'disagmoe-bench[train]', or make setup-train"
+            raise BadInput(package, "not installed", f"an environment that has it: {how}")

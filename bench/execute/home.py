@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
-from bench.action import Kind
+from bench.action import Action, Kind
 from bench.case import Batch
 from bench.errors import BadInput
 from bench.execute.exchange import Deal
@@ -17,6 +18,7 @@ from bench.execute.init import initialise
 from bench.execute.island import Island
 from bench.execute.parts import AttentionPart, EmbedPart, ExpertPart, HeadPart
 from bench.execute.streams import Mark, Streams
+from bench.execute.transport import Channel
 from bench.placement import Group
 from bench.program import Program
 
@@ -59,11 +61,19 @@ class Home:
             initialise(part, seed, norm_jitter=norm_jitter)
         self.islands = {key: Island(part) for key, part in self.parts.items()}
         self._accumulating = {key: _Turn() for key in self.parts}
+        self._channels: dict[Action, Channel] = {}
 
     def ranks(self, group: str) -> list[int]:
         """Global ranks of a group of this replica."""
         first = self.replica * self.placement.size
         return [first + rank for rank in self.placement.by_name[group].ranks]
+
+    def channel(self, transfer: Action) -> Channel:
+        """The channel of a transfer of this replica."""
+        transfer = transfer._replace(microbatch=0)
+        if transfer not in self._channels:
+            self._channels[transfer] = Channel.of(transfer, self.placement, self.rank - self.local)
+        return self._channels[transfer]
 
     def deal(self, layer: int) -> Deal:
         """How the tokens of this rank, or of the data rank with this index, reach a layer's experts."""
@@ -88,7 +98,7 @@ class Home:
 
     def _parts(self) -> Iterator[tuple[Part, nn.Module]]:
         name, model, placement = self.group.name, self.model, self.placement
-        where = {"device": self.device, "dtype": self.dtype}
+        where: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if placement.embed == name:
             yield (Kind.EMBED, 0), EmbedPart(model, **where)
         for layer in range(model.num_layers):

@@ -3,7 +3,8 @@
 Eager torch takes three to four times the experts' GEMM time for these, in passes over fp32 copies.
 """
 
-# mypy: ignore-errors - Triton's language is not Python's, and Triton is not installed everywhere.
+# Triton's language is not Python's, and Triton is not installed everywhere.
+# mypy: ignore-errors
 from __future__ import annotations
 
 import torch

@@ -51,9 +51,7 @@ class NcclTransport(GlooTransport):
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options.config.max_ctas = MAX_THREAD_BLOCKS
         name = f"{channel.kind.name}:{channel.pass_.name}"
-        group = dist.new_group(
-            channel.ranks, backend="nccl", timeout=self.timeout, pg_options=options, group_desc=name
-        )
+        group = dist.new_group(channel.ranks, backend="nccl", timeout=self.timeout, pg_options=options, group_desc=name)
         if self.rank not in channel.ranks:
             return None
         self._groups[channel] = group

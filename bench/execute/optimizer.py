@@ -51,6 +51,8 @@ class AdamW:
             return
         beta1, beta2 = self.betas
         grads = [main_grad(param) for param in self.params]
+        if isinstance(clip_scale, Tensor):
+            clip_scale = clip_scale.to(grads[0].dtype)  # of another dtype it would be one kernel a parameter
         torch._foreach_mul_(grads, clip_scale)
         torch._foreach_lerp_(self.first_moments, grads, 1 - beta1)
         torch._foreach_mul_(self.second_moments, beta2)

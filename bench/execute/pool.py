@@ -2,36 +2,30 @@
 
 Each rank is a process with an initialised ``torch.distributed``: gloo for CPU tensors and, on CUDA, NCCL for those of
 GPU ``rank``. `RankPool.run` has the first n ranks call a function; inside it the default process group is exactly
-these n ranks, `rank_device` is the rank's device and `report` sends a value to the caller while the function runs.
+these n ranks; see `bench.execute.rank` for what else a function can ask for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import pickle
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bench.errors import BadInput
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import ProcessGroup
+from bench.execute.rank import join_group, rank_main, trace_file
 
 DEFAULT_TIMEOUT_S = 300.0
 GRACE_S = 2.0  # after one rank's error, what the others get to come back by themselves
@@ -143,7 +137,7 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_rank_main, args=(rank, self.device, self._folder, theirs), name=f"rank {rank}", daemon=True
+                target=rank_main, args=(rank, self.device, self._folder, theirs), name=f"rank {rank}", daemon=True
             )
             with _unnamed_main():
                 process.start()
@@ -154,7 +148,7 @@ class RankPool:
     def _regroup(self, members: int) -> None:
         self._generation += 1
         for conn in self._connections:
-            conn.send_bytes(pickle.dumps((_join_group, (members, self._generation))))
+            conn.send_bytes(pickle.dumps((join_group, (members, self._generation))))
         self._gather(range(self.world_size), None, self.timeout_s)
         self._members = members
 
@@ -214,115 +208,9 @@ class RankPool:
                 os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
         time.sleep(0.5)  # the handlers write at once
         names = ", ".join(str(rank) for rank in ranks)
-        where = [f"rank {rank} is at\n{(_trace_file(self._folder, rank)).read_text()}" for rank in ranks]
+        where = [f"rank {rank} is at\n{(trace_file(self._folder, rank)).read_text()}" for rank in ranks]
         message = f"no answer for {timeout_s:g} s from rank {names}"
         return RankError(ranks[0], "hung", "\n".join([message, *where]))
-
-
-def rank_device() -> torch.device:
-    """Inside a function that a pool runs: the device of this rank."""
-    import torch
-
-    return torch.device("cuda", torch.cuda.current_device()) if _rank.device == "cuda" else torch.device("cpu")
-
-
-def report(value: Any) -> None:
-    """Inside a function that a pool runs: sends ``value`` to the ``on_report`` of the caller."""
-    if _rank.connection is not None:
-        _rank.connection.send_bytes(pickle.dumps(("report", value)))
-
-
-def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
-    """The process group of these ranks of the default group, made once; None on a rank that is not among them.
-
-    Every rank of the default group calls this, for the same sets in the same order. (torch's local synchronisation
-    would not need the others, but names a group by how many groups a rank already has, which differs between ranks.)
-    """
-    import torch.distributed as dist
-
-    key = tuple(ranks)
-    if key not in _rank.groups:
-        everyone = key == tuple(range(dist.get_world_size()))
-        _rank.groups[key] = dist.group.WORLD if everyone else dist.new_group(list(key))
-    return _rank.groups[key] if dist.get_rank() in key else None
-
-
-class _Rank:
-    """What a rank's process knows of itself."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.device: str = "cpu"
-        self.folder = Path()
-        self.connection: Connection | None = None
-        self.groups: dict[tuple[int, ...], Any] = {}
-
-
-_rank = _Rank()
-
-
-def _rank_main(rank: int, device: str, folder: Path, conn: Connection) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
-    trace = _trace_file(folder, rank).open("w")
-    faulthandler.register(signal.SIGUSR1, trace)
-    _rank.number, _rank.device, _rank.folder, _rank.connection = rank, device, folder, conn
-    try:
-        _set_up_torch()
-    except Exception as error:
-        conn.send_bytes(_failure(error))
-        return
-    while True:
-        try:
-            task = conn.recv_bytes()
-        except EOFError:
-            return
-        try:
-            function, args = pickle.loads(task)
-            answer = pickle.dumps(("result", function(*args)))
-        except Exception as error:
-            answer = _failure(error)
-        conn.send_bytes(answer)
-
-
-def _set_up_torch() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    if _rank.device == "cuda":
-        from bench.execute.nccl import DEVICE_CONNECTIONS
-
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(DEVICE_CONNECTIONS))  # read when CUDA starts
-        torch.cuda.set_device(_rank.number)
-        assert torch.cuda.current_device() == _rank.number
-    # All ranks are on this host, whose name need not resolve to an address that reaches it.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-
-
-def _join_group(members: int, generation: int) -> None:
-    """Leaves the default process group and, where this rank is among the members, joins the next one."""
-    import torch.distributed as dist
-
-    _rank.groups.clear()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    if _rank.number < members:
-        # A file has no port that somebody else could take between choosing and binding it.
-        store = dist.FileStore(str(_rank.folder / f"store-{generation}"), members)
-        backend = "cpu:gloo,cuda:nccl" if _rank.device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=_rank.number, world_size=members)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-
-def _failure(error: Exception) -> bytes:
-    text = "".join(traceback.format_exception(error)).rstrip()
-    return pickle.dumps(("error", (type(error).__name__, f"rank {_rank.number} failed:\n{text}")))
 
 
 def _first(failures: Sequence[RankError], waiting: Iterable[int]) -> RankError:
@@ -351,10 +239,6 @@ def _unnamed_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _trace_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank}.txt"
 
 
 def _kill(processes: list[BaseProcess], connections: list[Connection]) -> None:

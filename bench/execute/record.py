@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.action import TRANSFERS, view
-from bench.edges import ends
 from bench.execute.transport import Channel
 from bench.program import Ints, Op, Program
 from bench.timeline import Seconds, Timeline
@@ -50,43 +48,46 @@ class StepResult:
 def merge_timeline(program: Program, results: Sequence[StepResult], clock_error_s: float = 0.0) -> Timeline:
     """The measured timeline of all ranks, on the clock of the one that began first.
 
-    What a receive waited for its sender is no transfer: it is moved in front of `start_s`, except that a receive
-    which found its message already there starts when it was posted. The ranks' hosts share a monotonic clock, or their
-    `base_s` has been corrected to within `clock_error_s`.
+    A receive that was posted before its message left starts when the message did, at the earliest of its senders: what
+    comes before is waiting. The ranks' ``base_s`` are on one clock, to within `clock_error_s`.
     """
     first = min(result.base_s for result in results)
     size = program.plan.placement.size
-    queue_of = program.queue_of()
-    starts = np.full((max(result.rank for result in results) // size + 1, program.num_ops), np.inf)
+    left = np.full((max(result.rank for result in results) // size + 1, program.num_ops), np.inf)
     for result in results:
-        replica = result.rank // size
-        begun = result.start_s + (result.base_s - first)
-        starts[replica, result.ops] = np.minimum(starts[replica, result.ops], begun)
-    columns: dict[str, list[NDArray[np.float64]]] = {"ready_s": [], "start_s": [], "end_s": []}
-    for result in results:
-        shift = result.base_s - first
-        start, end = result.start_s + shift, result.end_s + shift
-        ready = result.ready_s + shift
-        receives = np.flatnonzero(program.op[result.ops] == Op.RECV)
-        sent = starts[result.rank // size, program.partner[result.ops[receives]]]
-        ready[receives] = np.minimum(np.maximum(ready[receives], sent), end[receives])
-        start[receives] = np.clip(sent, start[receives], end[receives])
-        for name, column in (("ready_s", np.minimum(ready, start)), ("start_s", start), ("end_s", end)):
-            columns[name].append(column)
+        begun = left[result.rank // size]
+        begun[result.ops] = np.minimum(begun[result.ops], result.start_s + (result.base_s - first))
+    columns = [_on_one_clock(program, result, left[result.rank // size], first) for result in results]
+    ready, start, end = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     ops = np.concatenate([result.ops for result in results])
     return Timeline(
         source="measured",
         queues=program.queues,
         rank=np.concatenate([np.full(len(r.ops), r.rank, dtype=np.int32) for r in results]),
-        queue=queue_of[ops],
+        queue=program.queue_of()[ops],
         op=program.op[ops],
         code=program.code[ops],
-        **{name: np.concatenate(parts) for name, parts in columns.items()},
+        ready_s=ready,
+        start_s=start,
+        end_s=end,
         bytes=np.concatenate([result.bytes for result in results]).astype(np.float64),
         flops=np.zeros(len(ops)),
         alloc_bytes=np.zeros(len(ops)),
         clock_error_s=clock_error_s,
     )
+
+
+def _on_one_clock(
+    program: Program, result: StepResult, left: Seconds, first: float
+) -> tuple[Seconds, Seconds, Seconds]:
+    """(ready, start, end) of a rank's operations; `left` is when every operation of the replica began."""
+    shift = result.base_s - first
+    ready, start, end = result.ready_s + shift, result.start_s + shift, result.end_s + shift
+    receives = np.flatnonzero(program.op[result.ops] == Op.RECV)
+    sent = left[program.partner[result.ops[receives]]]
+    start[receives] = np.minimum(np.maximum(start[receives], sent), end[receives])
+    ready[receives] = np.maximum(ready[receives], sent)
+    return np.minimum(ready, start), start, end
 
 
 def traffic(program: Program, results: Sequence[StepResult]) -> dict[Channel, int]:

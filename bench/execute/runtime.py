@@ -41,6 +41,10 @@ class Worker:
         timeout_s: how long a step may take.
         norm_jitter: see `init.initial_value`.
     Raises BadInput for a plan that is only modelled, a batch that is not the program's, or a rank too large.
+
+    Attributes:
+        step_number: of the step in flight, or the last one.
+        running: the step in flight.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Worker:
         )
         self.streams = Streams(device, [s for group, s in program.queues if group == self.home.group.name])
         self.step_number = 0
+        self.running: Step | None = None
         transport.open(channels_of(program, batch.num_replicas))
 
     @property
@@ -93,9 +98,11 @@ class Worker:
         self.step_number = step
         values = Values(self.streams)
         compute = Compute(self.home, values, self.streams, sequences, self.routing, keep_expert_ids)
+        self.running = Step(self, self.home, compute, values, self.streams, self.transport, self.hooks)
         try:
-            return Step(self, self.home, compute, values, self.streams, self.transport, self.hooks).run(self.timeout_s)
+            return self.running.run(self.timeout_s)
         finally:
+            self.running = None
             for island in self.home.islands.values():
                 island.discard()
 

@@ -20,7 +20,7 @@ from bench.execute.messages import Incoming, Messages
 from bench.execute.queues import QueueRunner
 from bench.execute.record import StepResult
 from bench.execute.streams import Mark, Streams
-from bench.execute.transport import Channel, Pending, Transport, Works, num_bytes
+from bench.execute.transport import Pending, Transport, Works, num_bytes
 from bench.execute.values import Stopped, Values
 from bench.program import Op
 
@@ -190,10 +190,10 @@ class Step:
         outgoing = self.messages.pack(action, k)
         self.bytes[k] = num_bytes(self.home.rank, outgoing)
         if not within:
-            return Begun(self.transport.post(self._channel(action), outgoing, []), counts)
+            return Begun(self.transport.post(self.home.channel(action), outgoing, []), counts)
         counts.wait()
         self._expect(arrival, self.messages.expect(action, k, numbers))
-        return Begun(self.transport.post(self._channel(action), outgoing, self.incoming[arrival].packets), DONE)
+        return Begun(self.transport.post(self.home.channel(action), outgoing, self.incoming[arrival].packets), DONE)
 
     def _receive(self, k: int, action: Action) -> Begun:
         number = int(self.program.partner[k])
@@ -202,7 +202,7 @@ class Step:
         incoming = self.messages.expect(action, number, numbers)
         self.starts[k] = self.streams.mark()
         self._expect(k, incoming)
-        return Begun(self.transport.post(self._channel(action), [], incoming.packets), DONE)
+        return Begun(self.transport.post(self.home.channel(action), [], incoming.packets), DONE)
 
     def _expect(self, k: int, incoming: Incoming) -> None:
         self.incoming[k] = incoming
@@ -211,9 +211,6 @@ class Step:
 
     def _is_within_group(self, k: int) -> bool:
         return bool(self.program.peer[k] == self.program.group[k])
-
-    def _channel(self, action: Action) -> Channel:
-        return Channel.of(action, self.home.placement, self.home.rank - self.home.local)
 
     def _wait_for(self, k: int) -> None:
         ending = self.endings[k]

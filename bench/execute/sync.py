@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bench.errors import BadInput
 from bench.execute.optimizer import AdamW, clip_scale, square_sum
 from bench.execute.parts import ExpertPart
-from bench.execute.pool import process_group
+from bench.execute.rank import process_group
 from bench.placement import Placement
 
 ALIGNMENT = 64  # elements: every parameter begins at a multiple of 128 bytes in bf16, as GEMM kernels want

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.execute.job import Job
-from bench.execute.pool import rank_device
+from bench.execute.rank import rank_device
 from bench.execute.runtime import StepResult, Worker
 from bench.execute.sync import GradientSync, OptimizerSettings
 from bench.execute.transport import open_transport

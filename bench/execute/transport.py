@@ -79,7 +79,7 @@ class Pending(Protocol):
 
 
 class Transport(Protocol):
-    """Sends and receives packets of this rank. Packets to itself are copied; empty ones are neither sent nor awaited."""
+    """Sends and receives packets of this rank. Those to itself are copied; empty ones are neither sent nor awaited."""
 
     broken: bool
 
@@ -136,14 +136,14 @@ class GlooTransport:
         """A receive that times out has gloo close all connections of its group, and peers notice that at once."""
         self.broken = True
         if self.world_size > 1:
-            nothing = dist.irecv(torch.empty(1), (self.rank + 1) % self.world_size, self._group, _INTERRUPT_TAG)
+            peer = (self.rank + 1) % self.world_size
             with contextlib.suppress(RuntimeError):
-                nothing.wait(timedelta(milliseconds=1))
+                never = dist.irecv(torch.empty(1), peer, group=self._group, tag=_INTERRUPT_TAG)
+                assert never is not None
+                never.wait(timedelta(milliseconds=1))
 
 
-def local_copies(
-    rank: int, sends: Sequence[Packet], receives: Sequence[Packet]
-) -> tuple[list[Packet], list[Packet]]:
+def local_copies(rank: int, sends: Sequence[Packet], receives: Sequence[Packet]) -> tuple[list[Packet], list[Packet]]:
     """Copies what `rank` sends to itself and returns what crosses a link."""
     mine = {packet.tag: packet.tensor for packet in receives if packet.rank == rank}
     for packet in sends:

@@ -13,10 +13,10 @@ how many it would have chosen otherwise (flips) is counted and limited, and the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from bench.execute.job import DTYPES, Job
 from bench.execute.optimizer import clip_scale, square_sum
 from bench.execute.pool import RankPool
 from bench.execute.reference import LossAndGradients, ReferenceModel
-from bench.execute.report import TOLERANCES, FreeRun, ParameterCheck, Tolerance, VerifyReport, relative
+from bench.execute.report import TOLERANCES, FreeRun, ParameterCheck, VerifyReport, relative
 from bench.execute.sync import OptimizerSettings, replicated_ranks, shard_ranks
 from bench.execute.trainer import RankTrainer
 from bench.models import Model
@@ -39,74 +39,142 @@ NORM_JITTER = 0.1  # so that no norm is the identity at the start
 # AdamW's first step moves a weight by lr g / (|g| + eps): with the usual eps, rounding noise would move weights as
 # far as gradients do. Here the step is as smooth as the gradients are accurate, and large enough to be seen.
 LEARNING_RATE, EPS = 1e-2, 1e-3
+TOKENS_PER_CHUNK = 4096  # of the reference, whose activations are held at a time
 
 
 @dataclass(frozen=True)
-class _RankOutcome:
-    """What one rank has after the step; tensors by global name, on the CPU."""
+class RankOutcome:
+    """What one rank has after the step; tensors by global name, on the CPU.
+
+    Attributes:
+        loss: this rank's terms of it.
+        grads: summed over ranks, before clipping.
+        weights: after the update.
+        expert_ids: (layer, number of the first sequence) -> int64 [sequences, S, k].
+    """
 
     loss: float
     grad_norm: float
     grads: dict[str, Tensor]
     weights: dict[str, Tensor]
-    expert_ids: dict[tuple[int, int], Tensor]  # (layer, number of the first sequence) -> [sequences, S, k]
+    expert_ids: dict[tuple[int, int], Tensor]
 
 
 def verify(
     case: Case,
     pool: RankPool,
     *,
-    dtype: Literal["fp32", "bf16"] | None = None,
+    dtype: str | None = None,
     replay: bool = True,
     data: str = "synthetic",
-    tolerance: Tolerance | None = None,
 ) -> VerifyReport:
     """Runs one step of the case's system on the first ranks of a pool, and of the reference, and compares.
 
     Args:
-        dtype: instead of the workload's.
+        dtype: ``fp32`` or ``bf16``, instead of the workload's.
         replay: whether the reference takes the system's experts where it would have chosen others.
-        tolerance: instead of that of the dtype in `TOLERANCES`.
-    Raises BadInput where the case cannot be executed on these ranks.
+        data: see `open_corpus`.
+    Raises:
+        BadInput: the case cannot be executed on these ranks.
+        RankError: something went wrong on a rank.
     """
-    name = dtype or case.workload.dtype
-    if name not in DTYPES:
-        raise unknown("dtype", name, DTYPES)
-    case = case.model_copy(update={"workload": case.workload.model_copy(update={"dtype": name})})
+    if dtype is not None:
+        if dtype not in DTYPES:
+            raise unknown("dtype", dtype, DTYPES)
+        case = case.model_copy(update={"workload": case.workload.model_copy(update={"dtype": dtype})})
     job = Job.of(case, data)
     job.require_ranks(pool)
-    reference = _Reference(job, pool.device)
-    free = reference.gradients(job.forced_ids())
-    settings = OptimizerSettings(lr=LEARNING_RATE, eps=EPS, max_norm=max(_norm(free.grads) / 2, 1e-30))
-    outcomes = pool.run(_step_on_rank, job, settings, world_size=job.world_size)
-    ids = _global_ids(outcomes)
-    flips, num_choices = _count_flips(ids, free.expert_ids)
-    replayed = replay and flips > 0
-    expected = reference.gradients(ids) if replayed else free
-    comparison = _Comparison(expected, _atol(expected.grads), reference.update(expected.grads, settings))
-    of_free = _Comparison(free, _atol(free.grads), {})
-    loss = sum(outcome.loss for outcome in outcomes)
-    return VerifyReport(
-        system=case.system,
-        case_id=case.id,
-        layout=str(case.layout),
-        dtype=name,
-        num_ranks=job.world_size,
-        tolerance=tolerance or TOLERANCES[name],
-        atol=comparison.atol,
-        loss=loss,
-        reference_loss=expected.loss,
-        grad_norm=outcomes[0].grad_norm,
-        reference_grad_norm=_norm(expected.grads),
-        parameters=tuple(comparison.check(name, outcomes) for name in expected.grads),
-        misplaced=tuple(_misplaced(job, outcomes)),
-        flips=flips,
-        num_choices=num_choices,
-        replayed=replayed,
-        free=FreeRun(
-            relative(loss, free.loss), max(of_free.check(name, outcomes).gradient_error for name in free.grads)
-        ),
+    reference = ReferenceStep(job, pool.device)
+    outcomes = pool.run(step_on_rank, job, reference.settings, world_size=job.world_size)
+    return reference.compare(outcomes, replay=replay)
+
+
+def step_on_rank(job: Job, settings: OptimizerSettings) -> RankOutcome:
+    """The system's side, on every rank of a pool."""
+    grads: dict[str, Tensor] = {}
+
+    def keep() -> None:
+        grads.update({name: _host_copy(grad) for name, _, grad in trainer.named_parameters()})
+
+    trainer = RankTrainer(job, settings, on_summed=keep, norm_jitter=NORM_JITTER)
+    result = trainer.step(0, keep_expert_ids=True)
+    home, top_k = trainer.worker.home, job.case.model.top_k
+    return RankOutcome(
+        result.loss,
+        trainer.gradients.norm.item(),
+        grads,
+        {name: _host_copy(value) for name, value, _ in trainer.named_parameters()},
+        {
+            (layer, home.first_sequence(m)): ids.view(job.batch.mbs, -1, top_k)
+            for (layer, m), ids in result.expert_ids.items()
+        },
     )
+
+
+class ReferenceStep:
+    """The reference's side, and the comparison.
+
+    Attributes:
+        free: loss and gradients with the reference's own choice of experts, or the workload's where it forces one.
+        settings: of the optimizer step of both sides.
+    """
+
+    def __init__(self, job: Job, device: str = "cpu") -> None:
+        model, workload = job.case.model, job.case.workload
+        self.job = job
+        self.model = ReferenceModel(model, workload.seed, dtype=job.dtype, device=device, norm_jitter=NORM_JITTER)
+        self.free = self._gradients(job.forced_ids())
+        self.settings = OptimizerSettings(lr=LEARNING_RATE, eps=EPS, max_norm=max(_norm(self.free.grads) / 2, 1e-30))
+
+    def compare(self, outcomes: Sequence[RankOutcome], *, replay: bool = True) -> VerifyReport:
+        """Compares what every rank has, by rank."""
+        case, free = self.job.case, self.free
+        ids = _global_ids(outcomes)
+        flips, num_choices = _count_flips(ids, free.expert_ids)
+        replayed = replay and flips > 0
+        expected = self._gradients(ids) if replayed else free
+        comparison, of_free = _Comparison(expected.grads, self._update(expected.grads)), _Comparison(free.grads, {})
+        loss, norm = sum(outcome.loss for outcome in outcomes), _norm(expected.grads)
+        tolerance = TOLERANCES[case.workload.dtype]
+        return VerifyReport(
+            system=case.system,
+            case_id=case.id,
+            layout=str(case.layout),
+            dtype=case.workload.dtype,
+            num_ranks=self.job.world_size,
+            tolerance=dataclasses.replace(tolerance, flips=0.0) if self.job.forces_routing else tolerance,
+            atol=comparison.atol,
+            loss=loss,
+            reference_loss=expected.loss,
+            grad_norm=max((outcome.grad_norm for outcome in outcomes), key=lambda found: relative(found, norm)),
+            reference_grad_norm=norm,
+            parameters=tuple(comparison.check(name, outcomes) for name in expected.grads),
+            misplaced=tuple(_misplaced(self.job, outcomes)),
+            flips=flips,
+            num_choices=num_choices,
+            replayed=replayed,
+            free=FreeRun(
+                relative(loss, free.loss), max(of_free.check(name, outcomes).gradient_error for name in free.grads)
+            ),
+        )
+
+    def _gradients(self, replay_ids: Mapping[int, Tensor] | None) -> LossAndGradients:
+        job = self.job
+        return self.model.loss_and_gradients(
+            job.sequences(job.corpus(), 0, range(job.batch.num_sequences)),
+            replay_ids=replay_ids,
+            collect_ids=True,
+            sequences_per_chunk=max(1, TOKENS_PER_CHUNK // job.case.workload.seq_len),
+        )
+
+    def _update(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights after the optimizer step."""
+        weights = {name: parameter.detach().clone() for name, parameter in self.model.parameters.items()}
+        for name, weight in weights.items():
+            weight.main_grad = grads[name].clone()  # type: ignore[attr-defined]
+        norm = square_sum(list(grads.values()), self.model.device).sqrt()
+        self.settings.adamw(weights.values()).step(clip_scale(norm, self.settings.max_norm))
+        return {name: weight.cpu() for name, weight in weights.items()}
 
 
 def holders(model: Model, placement: Placement, num_replicas: int) -> dict[str, tuple[int, ...]]:
@@ -128,35 +196,15 @@ def holders(model: Model, placement: Placement, num_replicas: int) -> dict[str, 
     return found
 
 
-class _Reference:
-    """The reference's side of the comparison."""
-
-    def __init__(self, job: Job, device: str) -> None:
-        seed = job.case.workload.seed
-        self.model = ReferenceModel(job.case.model, seed, dtype=job.dtype, device=device, norm_jitter=NORM_JITTER)
-        self.sequences = job.sequences(job.corpus(), 0, range(job.batch.num_sequences))
-
-    def gradients(self, replay_ids: Mapping[int, Tensor] | None) -> LossAndGradients:
-        return self.model.loss_and_gradients(
-            self.sequences, replay_ids=replay_ids, collect_ids=True, sequences_per_chunk=16
-        )
-
-    def update(self, grads: Mapping[str, Tensor], settings: OptimizerSettings) -> dict[str, Tensor]:
-        """Weights after the optimizer step; may be called once."""
-        parameters = self.model.parameters
-        for name, parameter in parameters.items():
-            parameter.main_grad = grads[name].clone()  # type: ignore[attr-defined]
-        norm = square_sum(list(grads.values()), self.model.device).sqrt()
-        settings.adamw(parameters.values()).step(clip_scale(norm, settings.max_norm))
-        return {name: parameter.detach().cpu() for name, parameter in parameters.items()}
-
-
 class _Comparison:
-    def __init__(self, expected: LossAndGradients, atol: float, weights: Mapping[str, Tensor]) -> None:
-        self.grads = {name: grad.cpu() for name, grad in expected.grads.items()}
-        self.atol, self.weights = atol, weights
+    """Compares parameter by parameter; weights only where there are any."""
 
-    def check(self, name: str, outcomes: Sequence[_RankOutcome]) -> ParameterCheck:
+    def __init__(self, grads: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        self.grads = {name: grad.cpu() for name, grad in grads.items()}
+        self.atol = ATOL_SCALE * _norm(grads) / math.sqrt(len(grads))
+        self.weights = weights
+
+    def check(self, name: str, outcomes: Sequence[RankOutcome]) -> ParameterCheck:
         ranks = tuple(rank for rank, outcome in enumerate(outcomes) if name in outcome.grads)
         held = [outcomes[rank] for rank in ranks]
         grad = self.grads[name].double()
@@ -176,32 +224,11 @@ class _Comparison:
         return ParameterCheck(name, ranks, norm, gradient_error, weight_error, agree)
 
 
-def _step_on_rank(job: Job, settings: OptimizerSettings) -> _RankOutcome:
-    grads: dict[str, Tensor] = {}
-
-    def keep() -> None:
-        grads.update({name: _host_copy(grad) for name, _, grad in trainer.named_parameters()})
-
-    trainer = RankTrainer(job, settings, on_summed=keep, norm_jitter=NORM_JITTER)
-    result = trainer.step(0, keep_expert_ids=True)
-    home, top_k = trainer.worker.home, job.case.model.top_k
-    return _RankOutcome(
-        result.loss,
-        trainer.gradients.norm.item(),
-        grads,
-        {name: _host_copy(value) for name, value, _ in trainer.named_parameters()},
-        {
-            (layer, home.first_sequence(m)): ids.view(job.batch.mbs, -1, top_k)
-            for (layer, m), ids in result.expert_ids.items()
-        },
-    )
-
-
 def _host_copy(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", copy=True)
 
 
-def _global_ids(outcomes: Sequence[_RankOutcome]) -> dict[int, Tensor]:
+def _global_ids(outcomes: Sequence[RankOutcome]) -> dict[int, Tensor]:
     """Layer -> int64 [B, S, k], from all ranks that have routers."""
     pieces: dict[int, dict[int, Tensor]] = {}
     for outcome in outcomes:
@@ -221,7 +248,7 @@ def _count_flips(ids: Mapping[int, Tensor], expected: Mapping[int, Tensor]) -> t
     return flips, total
 
 
-def _misplaced(job: Job, outcomes: Sequence[_RankOutcome]) -> Iterator[str]:
+def _misplaced(job: Job, outcomes: Sequence[RankOutcome]) -> Iterator[str]:
     expected = holders(job.case.model, job.program.plan.placement, job.batch.num_replicas)
     for name in sorted({*expected, *(name for outcome in outcomes for name in outcome.grads)}):
         ranks = tuple(rank for rank, outcome in enumerate(outcomes) if name in outcome.grads)
@@ -231,10 +258,6 @@ def _misplaced(job: Job, outcomes: Sequence[_RankOutcome]) -> Iterator[str]:
 
 def _norm(grads: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
-
-
-def _atol(grads: Mapping[str, Tensor]) -> float:
-    return ATOL_SCALE * _norm(grads) / math.sqrt(len(grads))
 
 
 def _nan_first(error: float) -> float:

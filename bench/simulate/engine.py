@@ -1,15 +1,18 @@
 """The compiled loop of the simulation.
 
 A task is one operation on one rank; those of operation k are base[k] .. base[k + 1] - 1. A task waits for a number of
-conditions (its queue's predecessor, its dependencies, the arrival of its message). The last one puts it on a heap, keyed
-by the time at which it became ready, ties by task number. Popped in that order, it takes its resources from the moment
-they are free: first come, first served. Its end is then known and meets conditions of others, never earlier than the
-present time, so one pass over the heap is the whole simulation.
+conditions (its queue's predecessor, its dependencies, the arrival of its message). The last one puts it on a heap,
+keyed by the time at which it became ready, ties by task number. Popped in that order, it takes its resources from the
+moment they are free: first come, first served. Its end is then known and meets conditions of others, never earlier
+than the present time, so one pass over the heap is the whole simulation.
 
 Resources of a rank: the SMs, and the sending and the receiving port of NIC and NVLink.
+
+Helpers are inlined and take plain arrays: structures of arrays passed between compiled functions cost ten times more
+than the work done here.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -18,9 +21,13 @@ from numpy.typing import NDArray
 COMPUTE, SEND, RECV, SYNC, UPDATE = range(5)  # bench.program.Op, as the compiler wants them
 NIC_OUT, NVLINK_OUT, NIC_IN, NVLINK_IN, SMS, NUM_RESOURCES = range(6)
 NUM_PORTS = 4
+READY, START, END, PENDING, NUM_FIELDS = range(5)  # of a task, side by side so that one cache line has them
+FIRST_START, LAST_START, LAST_END, UNSENT = range(4)  # of a message
 
-I8, I32, I64 = NDArray[np.int8], NDArray[np.int32], NDArray[np.int64]
-F64 = NDArray[np.float64]
+I8: TypeAlias = NDArray[np.int8]
+I32: TypeAlias = NDArray[np.int32]
+I64: TypeAlias = NDArray[np.int64]
+F64: TypeAlias = NDArray[np.float64]
 
 
 class Ops(NamedTuple):
@@ -28,20 +35,20 @@ class Ops(NamedTuple):
 
     next_op: the operation that its end lets go in its queue, -1 if none. users[user_ptr[k] : user_ptr[k + 1]] depend on
     k. message: number of the first message of a SEND or RECV; one message an operation where every rank sends to
-    every rank, one a rank where a rank sends to the same-numbered rank (`to_same_rank`).
+    every rank, one a rank where a rank sends to the same-numbered rank (`to_same_rank`). row: in `Durations`.
     """
 
     op: I8
     base: I64
     task_op: I32
-    first_rank: I32
+    first_rank: I64
     next_op: I32
     user_ptr: I64
     users: I32
     partner: I32
     message: I64
     to_same_rank: NDArray[np.bool_]
-    row: I32
+    row: I64
     updates: I64
 
 
@@ -57,173 +64,24 @@ class Durations(NamedTuple):
 
 
 class State(NamedTuple):
-    """What changes. pending, ready, start, end by task; unsent (senders that have not started), first_start,
-    last_start, last_end by message; unready, together by operation (a sum starts when all its ranks are ready)."""
+    """What changes. tasks: [tasks, READY .. PENDING], the last counts conditions that are not met. messages:
+    [messages, FIRST_START .. UNSENT], the last counts senders that have not started. unready, together: [operations],
+    ranks of a sum that are not ready and its start so far. free: [ranks, resources], when each is free. keys, heap:
+    room for the heap. unsummed: number of sums that have not ended."""
 
-    pending: I32
-    ready: F64
-    start: F64
-    end: F64
-    unsent: I32
-    first_start: F64
-    last_start: F64
-    last_end: F64
+    tasks: F64
+    messages: F64
     unready: I32
     together: F64
     free: F64
     keys: F64
     heap: I64
-    counts: I64  # entries on the heap, tasks done, sums that have not ended
-    synced: F64  # end of the last sum so far
+    unsummed: I64
 
 
-@njit(cache=True, nogil=True)
-def run(ops: Ops, seconds: Durations, state: State) -> int:
-    """Runs the program; returns the number of tasks that finished."""
-    for task in range(len(ops.task_op)):
-        if state.pending[task] == 0:
-            _push(state, 0.0, task)
-    while state.counts[0] > 0:
-        task = _pop(state)
-        k = ops.task_op[task]
-        kind = ops.op[k]
-        if kind == COMPUTE or kind == UPDATE:
-            _compute(ops, seconds, state, k, task)
-        elif kind == SEND:
-            _send(ops, seconds, state, k, task)
-        elif kind == RECV:
-            _receive(ops, seconds, state, k, task)
-        else:
-            _sync(ops, seconds, state, k, task)
-    return int(state.counts[1])
-
-
-@njit(cache=True, nogil=True)
-def _compute(ops, seconds, state, k, task):  # type: ignore[no-untyped-def]
-    i = task - ops.base[k]
-    rank = ops.first_rank[k] + i
-    start = max(state.ready[task], state.free[SMS, rank])
-    end = start + seconds.first[ops.row[k], i]
-    state.free[SMS, rank] = end
-    state.start[task], state.end[task] = start, end
-    _finish(ops, state, k, task)
-
-
-@njit(cache=True, nogil=True)
-def _send(ops, seconds, state, k, task):  # type: ignore[no-untyped-def]
-    """Takes the sending ports; tells the receivers once all senders have started."""
-    i = task - ops.base[k]
-    nic_s, nvlink_s = seconds.first[ops.row[k], i], seconds.second[ops.row[k], i]
-    start = _take(state, ops.first_rank[k] + i, NIC_OUT, nic_s, nvlink_s, state.ready[task])
-    end = start + max(nic_s, nvlink_s)
-    state.start[task], state.end[task] = start, end
-    other = ops.partner[k]
-    message = ops.message[k]
-    low, high = ops.base[other], ops.base[other + 1]
-    if ops.to_same_rank[k]:
-        message += i
-        low, high = low + i, low + i + 1
-    state.first_start[message] = min(state.first_start[message], start)
-    state.last_start[message] = max(state.last_start[message], start)
-    state.last_end[message] = max(state.last_end[message], end)
-    state.unsent[message] -= 1
-    if state.unsent[message] == 0:
-        for receiver in range(low, high):
-            latency = seconds.latency[ops.row[other], receiver - ops.base[other]]
-            _meet(ops, state, other, receiver, state.first_start[message] + latency)
-    _finish(ops, state, k, task)
-
-
-@njit(cache=True, nogil=True)
-def _receive(ops, seconds, state, k, task):  # type: ignore[no-untyped-def]
-    """Takes the receiving ports for as long as its bytes need; ends when the last byte has come."""
-    i = task - ops.base[k]
-    row = ops.row[k]
-    nic_s, nvlink_s = seconds.first_in[row, i], seconds.second_in[row, i]
-    start = _take(state, ops.first_rank[k] + i, NIC_IN, nic_s, nvlink_s, state.ready[task])
-    arrival = state.last_end[_message(ops, k, task)] + seconds.latency[row, i]
-    state.start[task] = start
-    state.end[task] = max(start + max(nic_s, nvlink_s), arrival)
-    _finish(ops, state, k, task)
-
-
-@njit(cache=True, nogil=True)
-def _sync(ops, seconds, state, k, task):  # type: ignore[no-untyped-def]
-    """Starts when the last rank of the group is ready and all their ports are free; takes all of them."""
-    rank = ops.first_rank[k] + task - ops.base[k]
-    begin = state.ready[task]
-    for port in range(NUM_PORTS):
-        begin = max(begin, state.free[port, rank])
-    state.together[k] = max(state.together[k], begin)
-    state.unready[k] -= 1
-    if state.unready[k] > 0:
-        return
-    for each in range(ops.base[k], ops.base[k + 1]):
-        i = each - ops.base[k]
-        state.start[each] = state.together[k]
-        state.end[each] = state.together[k] + seconds.first[ops.row[k], i]
-        state.free[:NUM_PORTS, ops.first_rank[k] + i] = state.end[each]
-        state.synced[0] = max(state.synced[0], state.end[each])
-        state.counts[2] -= 1
-        _finish(ops, state, k, each)
-    if state.counts[2] == 0:
-        # Every update needs the gradient norm of all groups.
-        for update in ops.updates:
-            for each in range(ops.base[update], ops.base[update + 1]):
-                _meet(ops, state, update, each, state.synced[0])
-
-
-@njit(cache=True, nogil=True)
-def _take(state, rank, first, nic_s, nvlink_s, ready):  # type: ignore[no-untyped-def]
-    """Takes two neighbouring ports from one moment on, each for its own time; one that is not needed does not count."""
-    start = ready
-    if nic_s > 0:
-        start = max(start, state.free[first, rank])
-    if nvlink_s > 0:
-        start = max(start, state.free[first + 1, rank])
-    if nic_s > 0:
-        state.free[first, rank] = start + nic_s
-    if nvlink_s > 0:
-        state.free[first + 1, rank] = start + nvlink_s
-    return start
-
-
-@njit(cache=True, nogil=True)
-def _finish(ops, state, k, task):  # type: ignore[no-untyped-def]
-    """Meets one condition of the queue's next task and of each task that depends on this one."""
-    state.counts[1] += 1
-    i = task - ops.base[k]
-    end = state.end[task]
-    after = ops.next_op[k]
-    if after >= 0:
-        _meet(ops, state, after, ops.base[after] + i, end)
-    for place in range(ops.user_ptr[k], ops.user_ptr[k + 1]):
-        user = ops.users[place]
-        _meet(ops, state, user, ops.base[user] + i, end)
-
-
-@njit(cache=True, nogil=True)
-def _meet(ops, state, k, task, at):  # type: ignore[no-untyped-def]
-    state.ready[task] = max(state.ready[task], at)
-    state.pending[task] -= 1
-    if state.pending[task] == 0:
-        key = state.ready[task]
-        if ops.op[k] == RECV:
-            # Not known before its last sender has started.
-            key = max(key, state.last_start[_message(ops, k, task)])
-        _push(state, key, task)
-
-
-@njit(cache=True, nogil=True)
-def _message(ops, k, task):  # type: ignore[no-untyped-def]
-    return ops.message[k] + (task - ops.base[k] if ops.to_same_rank[k] else 0)
-
-
-@njit(cache=True, nogil=True)
-def _push(state, key, task):  # type: ignore[no-untyped-def]
-    keys, heap = state.keys, state.heap
-    place = state.counts[0]
-    state.counts[0] += 1
+@njit(nogil=True, inline="always")
+def _push(keys, heap, size, key, task):  # type: ignore[no-untyped-def]
+    place = size
     while place > 0:
         parent = (place - 1) >> 1
         if keys[parent] < key or (keys[parent] == key and heap[parent] < task):
@@ -231,14 +89,13 @@ def _push(state, key, task):  # type: ignore[no-untyped-def]
         keys[place], heap[place] = keys[parent], heap[parent]
         place = parent
     keys[place], heap[place] = key, task
+    return size + 1
 
 
-@njit(cache=True, nogil=True)
-def _pop(state):  # type: ignore[no-untyped-def]
-    keys, heap = state.keys, state.heap
-    top = heap[0]
-    state.counts[0] -= 1
-    size = state.counts[0]
+@njit(nogil=True, inline="always")
+def _pop(keys, heap, size):  # type: ignore[no-untyped-def]
+    """Takes the top off, which the caller has read."""
+    size -= 1
     key, task = keys[size], heap[size]
     place = 0
     while True:
@@ -246,13 +103,124 @@ def _pop(state):  # type: ignore[no-untyped-def]
         if child >= size:
             break
         right = child + 1
-        if right < size and (
-            keys[right] < keys[child] or (keys[right] == keys[child] and heap[right] < heap[child])
-        ):
+        if right < size and (keys[right] < keys[child] or (keys[right] == keys[child] and heap[right] < heap[child])):
             child = right
         if key < keys[child] or (key == keys[child] and task < heap[child]):
             break
         keys[place], heap[place] = keys[child], heap[child]
         place = child
     keys[place], heap[place] = key, task
-    return top
+    return size
+
+
+@njit(nogil=True, inline="always")
+def _take(free, rank, port, nic_s, nvlink_s, ready):  # type: ignore[no-untyped-def]
+    """Takes two neighbouring ports from one moment on, each for its own time; one that is not needed does not count."""
+    start = ready
+    if nic_s > 0:
+        start = max(start, free[rank, port])
+    if nvlink_s > 0:
+        start = max(start, free[rank, port + 1])
+    if nic_s > 0:
+        free[rank, port] = start + nic_s
+    if nvlink_s > 0:
+        free[rank, port + 1] = start + nvlink_s
+    return start
+
+
+@njit(nogil=True, inline="always")
+def _meet(tasks, task, at):  # type: ignore[no-untyped-def]
+    """Meets one condition of a task at a time; whether it was the last one."""
+    tasks[task, READY] = max(tasks[task, READY], at)
+    tasks[task, PENDING] -= 1
+    return tasks[task, PENDING] == 0
+
+
+@njit(nogil=True, inline="always")
+def _depart(messages, message, start, end):  # type: ignore[no-untyped-def]
+    """Notes that one sender of a message has started; whether it was the last one."""
+    messages[message, FIRST_START] = min(messages[message, FIRST_START], start)
+    messages[message, LAST_START] = max(messages[message, LAST_START], start)
+    messages[message, LAST_END] = max(messages[message, LAST_END], end)
+    messages[message, UNSENT] -= 1
+    return messages[message, UNSENT] == 0
+
+
+@njit(nogil=True, inline="always")
+def _start_sum(tasks, free, first_task, last_task, first_rank, start, seconds):  # type: ignore[no-untyped-def]
+    """Runs a sum on all ranks of its group, on all their ports; returns its latest end."""
+    latest = start
+    for task in range(first_task, last_task):
+        end = start + seconds[task - first_task]
+        tasks[task, START], tasks[task, END] = start, end
+        free[first_rank + task - first_task, :NUM_PORTS] = end
+        latest = max(latest, end)
+    return latest
+
+
+@njit(cache=True, nogil=True)
+def run(ops, seconds, state):  # type: ignore[no-untyped-def]
+    """Fills `state` (an `Ops`, a `Durations`, a `State`); returns the number of tasks that finished."""
+    op, base, task_op, first_rank, next_op, user_ptr, users, partner, message, to_same_rank, row, updates = ops
+    first, second, first_in, second_in, latency = seconds
+    tasks, messages, unready, together, free, keys, heap, unsummed = state
+    size = done = 0
+    summed = 0.0  # end of the last sum so far
+    for task in range(len(task_op)):
+        if tasks[task, PENDING] == 0:
+            size = _push(keys, heap, size, 0.0, task)
+    while size > 0:
+        task = heap[0]
+        size = _pop(keys, heap, size)
+        k = task_op[task]
+        kind, r, i = op[k], row[k], task - base[k]
+        rank, ready = first_rank[k] + i, tasks[task, READY]
+        low, high = task, task + 1  # tasks that end with this one
+        if kind in (COMPUTE, UPDATE):
+            tasks[task, START] = max(ready, free[rank, SMS])
+            tasks[task, END] = tasks[task, START] + first[r, i]
+            free[rank, SMS] = tasks[task, END]
+        elif kind == SEND:
+            start = _take(free, rank, NIC_OUT, first[r, i], second[r, i], ready)
+            end = start + max(first[r, i], second[r, i])
+            tasks[task, START], tasks[task, END] = start, end
+            same, there = to_same_rank[k], base[partner[k]]
+            m = message[k] + (i if same else 0)
+            if _depart(messages, m, start, end):
+                for j in range(i if same else 0, i + 1 if same else base[partner[k] + 1] - there):
+                    if _meet(tasks, there + j, messages[m, FIRST_START] + latency[row[partner[k]], j]):
+                        key = max(tasks[there + j, READY], messages[m, LAST_START])
+                        size = _push(keys, heap, size, key, there + j)
+        elif kind == RECV:
+            start = _take(free, rank, NIC_IN, first_in[r, i], second_in[r, i], ready)
+            arrival = messages[message[k] + (i if to_same_rank[k] else 0), LAST_END] + latency[r, i]
+            tasks[task, START] = start
+            tasks[task, END] = max(start + max(first_in[r, i], second_in[r, i]), arrival)
+        else:
+            for port in range(NUM_PORTS):
+                ready = max(ready, free[rank, port])
+            together[k] = max(together[k], ready)
+            unready[k] -= 1
+            if unready[k] > 0:
+                continue
+            low, high = base[k], base[k + 1]
+            summed = max(summed, _start_sum(tasks, free, low, high, first_rank[k], together[k], first[r]))
+            unsummed[0] -= high - low
+        for ended in range(low, high):
+            done += 1
+            i = ended - base[k]
+            for place in range(user_ptr[k] - 1, user_ptr[k + 1]):
+                after = next_op[k] if place < user_ptr[k] else users[place]
+                if after >= 0 and _meet(tasks, base[after] + i, tasks[ended, END]):
+                    key = tasks[base[after] + i, READY]
+                    if op[after] == RECV:
+                        # Not known before its last sender has started.
+                        key = max(key, messages[message[after] + (i if to_same_rank[after] else 0), LAST_START])
+                    size = _push(keys, heap, size, key, base[after] + i)
+        if kind == SYNC and unsummed[0] == 0:
+            # Every update needs the gradient norm of all groups.
+            for update in updates:
+                for each in range(base[update], base[update + 1]):
+                    if _meet(tasks, each, summed):
+                        size = _push(keys, heap, size, summed, each)
+    return done

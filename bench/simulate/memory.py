@@ -1,4 +1,6 @@
-"""Bytes held over a simulated step: static state, and every value from the start of its maker to the end of its last user."""
+"""Bytes held over a simulated step: static state, and values from the start of their maker to the end of their user."""
+
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,8 @@ def net_bytes(program: Program, costs: Costs, base: NDArray[np.int64], sizes: ND
     """[tasks]: bytes that each task allocates minus those it gives back."""
     task, last_task, held = _spans(program, costs, base, sizes)
     num_tasks = int(base[-1])
-    return np.bincount(task, held, num_tasks) - np.bincount(last_task, held, num_tasks)
+    taken, given = (np.bincount(tasks, held, num_tasks).astype(np.float64) for tasks in (task, last_task))
+    return taken - given
 
 
 def peak_bytes(program: Program, costs: Costs, timeline: Timeline) -> Floats:
@@ -39,7 +42,7 @@ def peak_bytes(program: Program, costs: Costs, timeline: Timeline) -> Floats:
     running = np.cumsum(change[order])
     peaks = np.repeat([costs.static_bytes(group.name) for group in groups], sizes)
     bounds = np.searchsorted(where[order], np.arange(len(peaks) + 1))
-    for r, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for r, (low, high) in enumerate(pairwise(bounds)):
         # A rank's changes sum to 0, so the running sum begins again for every rank.
         peaks[r] += running[low:high].max(initial=0.0)
     return peaks

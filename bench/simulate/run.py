@@ -50,19 +50,20 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None) -> Tim
         raise PlanError("plan", f"{done} of {len(ops.task_op)} tasks", "a plan that ends", "")
     task_op = ops.task_op
     place = np.arange(len(task_op)) - ops.base[task_op]
+    row, op = ops.row[task_op], program.op[task_op]
     first = np.array([group.first for group in groups], dtype=np.int32)
     return Timeline(
         source="simulated",
         queues=program.queues,
         rank=(first[program.group[task_op]] + place).astype(np.int32),
         queue=program.queue_of()[task_op],
-        op=program.op[task_op],
+        op=op,
         code=program.code[task_op],
-        ready_s=state.ready,
-        start_s=state.start,
-        end_s=state.end,
-        bytes=np.where(program.op[task_op] == Op.RECV, table.bytes_in[ops.row[task_op], place], table.bytes_out[ops.row[task_op], place]),
-        flops=table.flops[ops.row[task_op], place],
+        ready_s=state.tasks[:, engine.READY].copy(),
+        start_s=state.tasks[:, engine.START].copy(),
+        end_s=state.tasks[:, engine.END].copy(),
+        bytes=np.where(op == Op.RECV, table.bytes_in[row, place], table.bytes_out[row, place]),
+        flops=table.flops[row, place],
         alloc_bytes=net_bytes(program, costs, ops.base, sizes),
         stands_for=stands_for,
     )
@@ -86,25 +87,20 @@ class _Table:
             elif program.volumes[row].terms:
                 self._transfer(row, action, costs, sizes)
         for g, group in enumerate(self.placement.groups):
-            row = end_of_step_row(program, g, Op.SYNC)
-            first[row] = costs.sync_s(group.name)
-            self.bytes_out[row] = costs.sync_bytes(group.name)
-            first[end_of_step_row(program, g, Op.UPDATE)] = costs.update_s(group.name)
+            sync, update = (len(program.templates) + 2 * g + offset for offset in (0, 1))
+            first[sync], first[update] = costs.sync_s(group.name), costs.update_s(group.name)
+            self.bytes_out[sync] = costs.sync_bytes(group.name)
 
     def _transfer(self, row: int, action: Action, costs: Costs, sizes: NDArray[np.int64]) -> None:
         source, target = (sizes[self.placement.index[name]] for name in ends(self.placement, action))
         ports, crossing = costs.ports(action), costs.message(action).crossing
         d = self.durations
         d.first[row, :source], d.second[row, :source] = ports.nic_send_s[:source], ports.nvlink_send_s[:source]
-        d.first_in[row, :target], d.second_in[row, :target] = ports.nic_receive_s[:target], ports.nvlink_receive_s[:target]
+        d.first_in[row, :target] = ports.nic_receive_s[:target]
+        d.second_in[row, :target] = ports.nvlink_receive_s[:target]
         d.latency[row, :target] = ports.latency_s[:target]
         self.bytes_out[row, :source] = crossing.sum(axis=1)[:source]
         self.bytes_in[row, :target] = crossing.sum(axis=0)[:target]
-
-
-def end_of_step_row(program: Program, group: int | NDArray[np.int64], op: Op) -> int | NDArray[np.int64]:
-    """Row of a group's SYNC or UPDATE, behind those of the templates."""
-    return len(program.templates) + 2 * group + (op is Op.UPDATE)
 
 
 def _ops(program: Program, sizes: NDArray[np.int64]) -> engine.Ops:
@@ -125,20 +121,20 @@ def _ops(program: Program, sizes: NDArray[np.int64]) -> engine.Ops:
     receives = program.op == Op.RECV
     message[receives] = message[program.partner[receives]]
     row = program.template.astype(np.int64)
-    for op in (Op.SYNC, Op.UPDATE):
-        row = np.where(program.op == op, end_of_step_row(program, group, op), row)
+    for offset, op in enumerate((Op.SYNC, Op.UPDATE)):
+        row = np.where(program.op == op, len(program.templates) + 2 * group + offset, row)
     return engine.Ops(
         op=program.op,
         base=base,
         task_op=np.repeat(numbers, of_op),
-        first_rank=first_rank[group].astype(np.int32),
+        first_rank=first_rank[group],
         next_op=next_op.astype(np.int32),
         user_ptr=np.concatenate([[0], np.cumsum(num_users)]),
         users=depender[order],
         partner=program.partner,
         message=message,
         to_same_rank=to_same_rank,
-        row=row.astype(np.int32),
+        row=row,
         updates=np.flatnonzero(program.op == Op.UPDATE),
     )
 
@@ -152,32 +148,27 @@ def _follows(program: Program) -> NDArray[np.bool_]:
 
 
 def _state(program: Program, ops: engine.Ops, sizes: NDArray[np.int64]) -> engine.State:
-    conditions = np.diff(program.dep_ptr).astype(np.int32)
+    conditions = np.diff(program.dep_ptr)
     conditions[1:] += _follows(program)[:-1]
     conditions[(program.op == Op.RECV) | (program.op == Op.UPDATE)] += 1
-    num_tasks = len(ops.task_op)
+    tasks = np.zeros((len(ops.task_op), engine.NUM_FIELDS))
+    tasks[:, engine.PENDING] = conditions[ops.task_op]
     of_op = np.diff(ops.base)
+    # A message to all ranks of a group has all ranks as its senders, one to the same-numbered rank has one.
     sends = np.flatnonzero(program.op == Op.SEND)
-    # One message an operation hears from every sender, one a rank from a single one.
-    per_send = np.where(ops.to_same_rank[sends], of_op[sends], 1)
-    unsent = np.repeat(np.where(ops.to_same_rank[sends], 1, of_op[sends]), per_send).astype(np.int32)
-    syncs = np.flatnonzero(program.op == Op.SYNC)
-    in_queues = of_op[program.queue_ptr[:-1]].sum()
+    one_each = ops.to_same_rank[sends]
+    messages = np.zeros((int(np.where(one_each, of_op[sends], 1).sum()), 4))
+    messages[:, engine.FIRST_START] = inf
+    messages[:, engine.UNSENT] = np.repeat(np.where(one_each, 1, of_op[sends]), np.where(one_each, of_op[sends], 1))
+    # In a queue, one task of a rank is on the heap at a time; the two halves of an exchange may make it two.
+    most_waiting = 2 * int(of_op[program.queue_ptr[:-1]].sum()) + 1
     return engine.State(
-        pending=conditions[ops.task_op],
-        ready=np.zeros(num_tasks),
-        start=np.zeros(num_tasks),
-        end=np.zeros(num_tasks),
-        unsent=unsent,
-        first_start=np.full(len(unsent), inf),
-        last_start=np.zeros(len(unsent)),
-        last_end=np.zeros(len(unsent)),
+        tasks=tasks,
+        messages=messages,
         unready=np.where(program.op == Op.SYNC, of_op, 0).astype(np.int32),
         together=np.zeros(program.num_ops),
-        free=np.zeros((engine.NUM_RESOURCES, int(sizes.sum()))),
-        # In a queue, one task of a rank is on the heap at a time; the two halves of an exchange make it two.
-        keys=np.zeros(2 * in_queues + 1),
-        heap=np.zeros(2 * in_queues + 1, dtype=np.int64),
-        counts=np.array([0, 0, of_op[syncs].sum()], dtype=np.int64),
-        synced=np.zeros(1),
+        free=np.zeros((int(sizes.sum()), engine.NUM_RESOURCES)),
+        keys=np.zeros(most_waiting),
+        heap=np.zeros(most_waiting, dtype=np.int64),
+        unsummed=np.array([of_op[program.op == Op.SYNC].sum()]),
     )

@@ -118,8 +118,6 @@ class Colocated:
         layout, model = case.layout, case.model
         placement = self.placement(case)
         num_microbatches = batch_of(case, placement).num_microbatches
-        if layout.vpp > 1 and num_microbatches % layout.pp:
-            raise BadInput("layout.vpp", layout.vpp, f"1 where pp does not divide the {num_microbatches} micro-batches")
         chunks = chunks_of_layers(model.num_layers, layout.pp * layout.vpp)
         queues = {}
         for number, group in enumerate(placement.groups):

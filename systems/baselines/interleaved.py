@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from bench.action import Pass
+from bench.errors import BadInput
 
 
 class Turn(NamedTuple):
@@ -35,7 +36,12 @@ def num_warmup(stage: int, pp: int, vpp: int, num_microbatches: int, ahead: int 
 
 
 def order(stage: int, pp: int, vpp: int, num_microbatches: int, ahead: int = 0) -> Order:
-    """Forwards go in groups of `pp` micro-batches through chunk 0, then 1, ...; backwards from the last chunk down."""
+    """Forwards go in groups of `pp` micro-batches through chunk 0, then 1, ...; backwards from the last chunk down.
+
+    Raises BadInput where chunks are interleaved and `pp` does not divide the micro-batches.
+    """
+    if vpp > 1 and num_microbatches % pp:
+        raise BadInput("layout.vpp", vpp, f"1 where pp does not divide the {num_microbatches} micro-batches")
     forwards, backwards = [], []
     for first in range(0, num_microbatches, pp):
         group = range(first, min(first + pp, num_microbatches))

@@ -1,0 +1,134 @@
+"""A rank's process: what it does between the functions that a `RankPool` sends, and what these can ask for.
+
+`rank_device` is the rank's device, `report` sends a value to the caller while a function runs, `process_group` makes
+groups of ranks of the default process group.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from multiprocessing import connection, parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+
+def rank_device() -> torch.device:
+    """Inside a function that a pool runs: the device of this rank."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if _rank.device == "cuda" else torch.device("cpu")
+
+
+def report(value: Any) -> None:
+    """Inside a function that a pool runs: sends ``value`` to the ``on_report`` of the caller."""
+    if _rank.connection is not None:
+        _rank.connection.send_bytes(pickle.dumps(("report", value)))
+
+
+def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
+    """The process group of these ranks of the default group, made once; None on a rank that is not among them.
+
+    Every rank of the default group calls this, for the same sets in the same order. (torch's local synchronisation
+    would not need the others, but names a group by how many groups a rank already has, which differs between ranks.)
+    """
+    import torch.distributed as dist
+
+    key = tuple(ranks)
+    if key not in _rank.groups:
+        everyone = key == tuple(range(dist.get_world_size()))
+        _rank.groups[key] = dist.group.WORLD if everyone else dist.new_group(list(key))
+    return _rank.groups[key] if dist.get_rank() in key else None
+
+
+class _Rank:
+    """What a rank's process knows of itself."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.device: str = "cpu"
+        self.folder = Path()
+        self.connection: Connection | None = None
+        self.groups: dict[tuple[int, ...], Any] = {}
+
+
+_rank = _Rank()
+
+
+def rank_main(rank: int, device: str, folder: Path, conn: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
+    trace = trace_file(folder, rank).open("w")
+    faulthandler.register(signal.SIGUSR1, trace)
+    _rank.number, _rank.device, _rank.folder, _rank.connection = rank, device, folder, conn
+    try:
+        _set_up_torch()
+    except Exception as error:
+        conn.send_bytes(_failure(error))
+        return
+    while True:
+        try:
+            task = conn.recv_bytes()
+        except EOFError:
+            return
+        try:
+            function, args = pickle.loads(task)
+            answer = pickle.dumps(("result", function(*args)))
+        except Exception as error:
+            answer = _failure(error)
+        conn.send_bytes(answer)
+
+
+def _set_up_torch() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if _rank.device == "cuda":
+        from bench.execute.nccl import DEVICE_CONNECTIONS
+
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(DEVICE_CONNECTIONS))  # read when CUDA starts
+        torch.cuda.set_device(_rank.number)
+        assert torch.cuda.current_device() == _rank.number
+    # All ranks are on this host, whose name need not resolve to an address that reaches it.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+
+def join_group(members: int, generation: int) -> None:
+    """Leaves the default process group and, where this rank is among the members, joins the next one."""
+    import torch.distributed as dist
+
+    _rank.groups.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if _rank.number < members:
+        # A file has no port that somebody else could take between choosing and binding it.
+        store = dist.FileStore(str(_rank.folder / f"store-{generation}"), members)
+        backend = "cpu:gloo,cuda:nccl" if _rank.device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=_rank.number, world_size=members)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _failure(error: Exception) -> bytes:
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return pickle.dumps(("error", (type(error).__name__, f"rank {_rank.number} failed:\n{text}")))
+
+
+def trace_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.txt"

@@ -1,0 +1,233 @@
+"""Training runs: a case on real ranks, or the reference in one process, for some steps.
+
+All systems start from the same weights and see the same sequences in every step, so with the same seed they follow the
+same losses, as far as rounding lets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from bench.action import Kind
+from bench.case import Case
+from bench.errors import BadInput
+from bench.execute.clock import Clock, align_clocks
+from bench.execute.job import Job
+from bench.execute.optimizer import clip_scale, square_sum
+from bench.execute.pool import RankPool
+from bench.execute.rank import rank_device, report
+from bench.execute.record import StepResult, merge_timeline
+from bench.execute.reference import ReferenceModel
+from bench.execute.sync import OptimizerSettings
+from bench.execute.trainer import RankTrainer
+from bench.timeline import Timeline
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step as the outside sees it.
+
+    Attributes:
+        step: from 0.
+        loss: of the global batch, before the update.
+        grad_norm: of all gradients, before clipping.
+        tokens_per_s: tokens of the global batch over the step's seconds on rank 0, update included.
+        load_imbalance: (token, expert) pairs on the fullest rank over the mean of the ranks that hold the layer's
+            experts, averaged over the layers; 1 where one rank holds them all.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    tokens_per_s: float
+    load_imbalance: float
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A run; lists have one entry a step, see `StepRecord`.
+
+    Attributes:
+        timeline: of the step asked for; None where none was, and for the reference, which runs no program.
+        clock_error_s: bound of the clocks' error between ranks.
+    """
+
+    case_id: str
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    tokens_per_s: tuple[float, ...]
+    load_imbalance: tuple[float, ...]
+    timeline: Timeline | None
+    clock_error_s: float
+
+
+def train(
+    case: Case,
+    *,
+    steps: int,
+    device: Literal["cpu", "cuda"] = "cpu",
+    pool: RankPool | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
+    data: str = "text",
+    settings: OptimizerSettings | None = None,
+    timeline_step: int | None = None,
+) -> TrainResult:
+    """Trains a case's system; `reference` is plain torch on one rank.
+
+    Args:
+        device: of the ranks, where no pool is given.
+        pool: ranks to run on, as many as the case needs or more; made for this call where not given.
+        on_step: called after every step.
+        data: ``text``, real bytes, for which the model's vocabulary must be 256 or more; or ``synthetic``.
+        timeline_step: step whose timeline is kept; negative numbers count from the end.
+    Raises:
+        BadInput: the case cannot be executed on these ranks.
+        RankError: something went wrong on a rank.
+    """
+    job, settings = Job.of(case, data), settings or OptimizerSettings()
+    if steps < 1:
+        raise BadInput("steps", steps, "at least 1")
+    if timeline_step is not None and not -steps <= timeline_step < steps:
+        raise BadInput("timeline_step", timeline_step, f"{-steps} to {steps - 1}")
+    traced = -1 if timeline_step is None else timeline_step % steps
+    records: list[StepRecord] = []
+
+    def collect(_: int, record: StepRecord) -> None:
+        records.append(record)
+        if on_step is not None:
+            on_step(record)
+
+    with _ranks(job, pool, device) as ranks:
+        if case.system == REFERENCE:
+            ranks.run(_train_reference, job, settings, steps, world_size=1, on_report=collect)
+            return _result(case, records, None, 0.0)
+        outcomes = ranks.run(_train_on_rank, job, settings, steps, traced, world_size=job.world_size, on_report=collect)
+    error = outcomes[0].clock.error_s
+    traces = [outcome.traced for outcome in outcomes if outcome.traced is not None]
+    timeline = merge_timeline(job.program, traces, clock_error_s=error) if traces else None
+    return _result(case, records, timeline, error)
+
+
+def executed_timeline(
+    case: Case,
+    *,
+    device: Literal["cpu", "cuda"] = "cpu",
+    pool: RankPool | None = None,
+    warmup_steps: int = 2,
+    data: str = "text",
+) -> Timeline:
+    """One executed step of the case's plan, after some to warm up; of `reference` its plan, too, on one rank."""
+    job = Job.of(case, data)
+    with _ranks(job, pool, device) as ranks:
+        outcomes = ranks.run(
+            _train_on_rank, job, OptimizerSettings(), warmup_steps + 1, warmup_steps, world_size=job.world_size
+        )
+    traces = [outcome.traced for outcome in outcomes]
+    return merge_timeline(job.program, traces, clock_error_s=outcomes[0].clock.error_s)
+
+
+@contextlib.contextmanager
+def _ranks(job: Job, pool: RankPool | None, device: Literal["cpu", "cuda"]) -> Iterator[RankPool]:
+    if pool is not None:
+        job.require_ranks(pool)
+        yield pool
+        return
+    with RankPool(job.world_size, device) as made:
+        yield made
+
+
+def _result(case: Case, records: list[StepRecord], timeline: Timeline | None, error_s: float) -> TrainResult:
+    columns = {
+        name: tuple(getattr(record, name) for record in records)
+        for name in ("grad_norm", "tokens_per_s", "load_imbalance")
+    }
+    return TrainResult(
+        case_id=case.id,
+        losses=tuple(record.loss for record in records),
+        grad_norms=columns["grad_norm"],
+        tokens_per_s=columns["tokens_per_s"],
+        load_imbalance=columns["load_imbalance"],
+        timeline=timeline,
+        clock_error_s=error_s,
+    )
+
+
+@dataclass(frozen=True)
+class _RankOutcome:
+    clock: Clock
+    traced: StepResult | None
+
+
+def _train_on_rank(job: Job, settings: OptimizerSettings, steps: int, traced: int) -> _RankOutcome:
+    trainer = RankTrainer(job, settings)
+    clock = align_clocks()
+    kept: StepResult | None = None
+    for step in range(steps):
+        start = time.perf_counter()
+        result = trainer.step(step)
+        grad_norm = trainer.gradients.norm.item()  # waits for the device
+        seconds = time.perf_counter() - start
+        loss, imbalance = _sum_over_ranks(job, result)
+        if trainer.rank == 0:
+            report(StepRecord(step, loss, grad_norm, job.tokens_per_step / seconds, imbalance))
+        if step == traced:
+            kept = dataclasses.replace(result, base_s=result.base_s + clock.offset_s)
+    return _RankOutcome(clock, kept)
+
+
+def _sum_over_ranks(job: Job, result: StepResult) -> tuple[float, float]:
+    """Loss and load imbalance of a step, from what every rank knows of it."""
+    model = job.case.model
+    sums = torch.zeros(1 + model.num_layers * job.world_size, dtype=torch.float64)
+    sums[0] = result.loss
+    pairs = sums[1:].view(model.num_layers, job.world_size)
+    for layer, load in result.load.items():
+        pairs[layer, result.rank] = sum(load[: _experts_per_rank(job, layer)])
+    dist.all_reduce(sums)
+    by_layer = pairs[model.num_dense_layers :].numpy()
+    return sums[0].item(), float(np.mean([_imbalance(job, layer, row) for layer, row in enumerate(by_layer)]))
+
+
+def _imbalance(job: Job, moe_layer: int, pairs: np.ndarray) -> float:
+    placement = job.program.plan.placement
+    group = placement.by_name[placement.home(Kind.EXPERT, moe_layer + job.case.model.num_dense_layers)]
+    local = np.arange(len(pairs)) % placement.size
+    held = pairs[(local >= group.first) & (local < group.first + group.size)]
+    return float(held.max() / held.mean())
+
+
+def _experts_per_rank(job: Job, layer: int) -> int:
+    placement = job.program.plan.placement
+    return job.case.model.num_experts // placement.by_name[placement.home(Kind.EXPERT, layer)].size
+
+
+def _train_reference(job: Job, settings: OptimizerSettings, steps: int) -> None:
+    workload = job.case.workload
+    reference = ReferenceModel(job.case.model, workload.seed, dtype=job.dtype, device=rank_device())
+    optimizer = settings.adamw(reference.parameters.values())
+    corpus, forced = job.corpus(), job.forced_ids()
+    for step in range(steps):
+        start = time.perf_counter()
+        sequences = job.sequences(corpus, step, range(job.batch.num_sequences))
+        loss, grads, _ = reference.loss_and_gradients(
+            sequences, replay_ids=forced, sequences_per_chunk=job.case.layout.mbs
+        )
+        for name, parameter in reference.parameters.items():
+            parameter.main_grad = grads[name]  # type: ignore[attr-defined]
+        norm = square_sum(list(grads.values()), reference.device).sqrt()
+        optimizer.lr = settings.lr_at(step)
+        optimizer.step(clip_scale(norm, settings.max_norm))
+        grad_norm = norm.item()
+        seconds = time.perf_counter() - start
+        report(StepRecord(step, loss, grad_norm, job.tokens_per_step / seconds, 1.0))

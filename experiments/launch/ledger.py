@@ -1,0 +1,185 @@
+"""What is claimed and what is done: small files beside the trials, each made whole by one atomic link.
+
+``launch/claims/KEY.GENERATION`` says who runs a task. The highest generation holds; whoever wants to take over makes the
+next one, which only one can. Nothing is ever removed or changed, so no lock can be lost. ``launch/done/KEY`` is made by
+whoever finishes first; a second result of the same generation of work is discarded there.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BadInput
+from bench.results import Store
+from bench.trial import Trial
+from experiments.launch.locks import Heartbeats, Process
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A task in somebody's hands.
+
+    generation: counts claims of the task. attempt: counts starts of it that came to nothing, and this one.
+    owner: the sweep that claimed it. job: name of the job's folder, "" where the owner runs it itself; element: its
+    place in the job's array.
+    """
+
+    key: str
+    generation: int
+    attempt: int
+    owner: Process
+    job: str = ""
+    element: int = 0
+
+    def to_text(self) -> str:
+        return json.dumps({**self.__dict__, "owner": self.owner.fields()}, sort_keys=True) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> "Claim":
+        fields = json.loads(text)
+        return cls(**{**fields, "owner": Process.parse(fields["owner"])})
+
+
+class Ledger:
+    """Claims and ends of tasks in a results folder. Raises BadInput where it cannot be written."""
+
+    def __init__(self, results: Path) -> None:
+        self.results = results.absolute()
+        self.root = self.results / "launch"
+        self.jobs, self.sweeps = self.root / "jobs", self.root / "sweeps"
+        self._claims, self._done = self.root / "claims", self.root / "done"
+        self.beats = Heartbeats(self.root / "beats")
+        self.store = Store(self.results)
+
+    def make(self) -> None:
+        try:
+            for folder in (self.jobs, self.sweeps, self._claims, self._done):
+                folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.root).close()
+        except OSError as error:
+            raise BadInput("results", str(self.results), f"a directory that can be written ({error.strerror})") from None
+
+    def claims(self, keys: Iterable[str]) -> dict[str, Claim]:
+        """The claim that holds, for each of `keys` that ever was claimed."""
+        newest: dict[str, int] = {}
+        with os.scandir(self._claims) as entries:
+            for entry in entries:
+                key, dot, number = entry.name.partition(".")
+                if key and dot:
+                    newest[key] = max(newest.get(key, 0), int(number))
+        return {key: self._read(key, newest[key]) for key in keys if key in newest}
+
+    def _read(self, key: str, generation: int) -> Claim:
+        return Claim.parse(self._claim_path(key, generation).read_text())
+
+    def _claim_path(self, key: str, generation: int) -> Path:
+        return self._claims / f"{key}.{generation:04d}"
+
+    def claim(self, claim: Claim) -> bool:
+        """Takes a task; False where somebody else has made that generation."""
+        return link_new(self._claim_path(claim.key, claim.generation), claim.to_text())
+
+    def holds(self, key: str, generation: int) -> bool:
+        """Whether nobody has taken over, and the task is not done."""
+        return not (self._claim_path(key, generation + 1).exists() or (self._done / key).exists())
+
+    def done(self) -> set[str]:
+        """Keys of the tasks that have their final record."""
+        with os.scandir(self._done) as entries:
+            return {entry.name for entry in entries if entry.name[0] != "." and "." not in entry.name}
+
+    def commit(self, key: str, trial: Trial) -> bool:
+        """Keeps the final record of a task; False where it has one. Survives being killed at any point."""
+        marked = mark(trial, key)
+        if not link_new(self._done / key, marked.to_text(), durable=True):
+            return False
+        self._keep(key, marked)
+        return True
+
+    def _keep(self, key: str, trial: Trial) -> None:
+        self.store.write(trial)
+        replace(self._done / key, f"{trial.name}\n")
+
+    def recover(self) -> None:
+        """Finishes commits that were cut short, and forgets ends whose trial was removed by hand."""
+        for key in self.done():
+            try:
+                text = (self._done / key).read_text()
+            except FileNotFoundError:
+                continue
+            if text.startswith("{"):
+                self._keep(key, Trial.parse(text))
+            elif not (self.results / f"{text.strip()}.json").exists():
+                (self._done / key).unlink(missing_ok=True)
+
+    def trial(self, key: str) -> Trial | None:
+        """The final record of a task."""
+        try:
+            text = (self._done / key).read_text()
+            return Trial.parse(text if text.startswith("{") else (self.results / f"{text.strip()}.json").read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def reopen(self, key: str) -> None:
+        """Lets a finished task run again; its record stays in the results."""
+        done = self._done / key
+        for number in range(1, 10_000):
+            target = self._done / f"{key}.{number}"
+            if not target.exists():
+                try:
+                    done.rename(target)
+                except FileNotFoundError:
+                    pass
+                return
+
+
+def mark(trial: Trial, key: str) -> Trial:
+    """The trial with the key of its task in its provenance."""
+    return trial.model_copy(update={"provenance": {**trial.provenance, "task": key}})
+
+
+def link_new(path: Path, text: str, durable: bool = False) -> bool:
+    """Makes a file whole; False where one of that name exists, which stays as it is."""
+    temporary = _temporary(path, text, durable)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(temporary)
+    return True
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file whole, in place of one that may exist."""
+    os.replace(_temporary(path, text, False), path)
+
+
+def _temporary(path: Path, text: str, durable: bool) -> str:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    os.chmod(name, 0o644)
+    return name
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """JSON objects, one a line; a last line that is cut short is left out."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found

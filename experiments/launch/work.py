@@ -1,0 +1,143 @@
+"""One task of a sweep: a case to be simulated, or to be run once; told by everything that its result depends on."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.case import Case, CaseSpec
+from bench.evaluate import CostModel, failed_trial, simulate_trial
+from bench.provenance import code_digest, collect
+from bench.trial import Status, Trial, command_for, content_id
+
+if TYPE_CHECKING:
+    from bench.execute.pool import RankPool
+
+Backend = Literal["simulate", "run"]
+BACKENDS: tuple[Backend, ...] = ("simulate", "run")
+WARMUP_STEPS = 2
+"""Steps at the start of a run that its throughput leaves out."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the tasks of a sweep are done. budget: of the search for a layout. steps, data: of a run."""
+
+    backend: Backend = "simulate"
+    assumptions: str | None = None
+    overrides: tuple[str, ...] = ()
+    budget: int | None = None
+    steps: int = 20
+    data: str = "text"
+
+    @cached_property
+    def costs(self) -> CostModel:
+        return CostModel.named(self.assumptions, self.overrides)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A spec (simulated with a layout that is searched for) or a case, and which repeat of it."""
+
+    spec: CaseSpec
+    settings: Settings
+    repeat: int = 0
+
+    @cached_property
+    def key(self) -> str:
+        """16 hex digits. A simulated task has another key when code or assumptions change."""
+        settings = self.settings
+        told_by: list[Any] = [content_id(self.spec), settings.backend, self.repeat]
+        if settings.backend == "simulate":
+            told_by += [code_digest(self.spec.system), settings.costs.values.model_dump(mode="json"), settings.budget]
+        else:
+            told_by += [settings.steps, settings.data]
+        return hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        spec = self.spec
+        repeat = f" #{self.repeat + 1}" if self.repeat else ""
+        return f"{spec.system} {spec.model.name} {spec.cluster.name} {spec.workload.seq_len}{repeat}"
+
+    def to_text(self) -> str:
+        """One line of JSON; `parse` is its inverse."""
+        fields = {"spec": self.spec.model_dump(mode="json"), "settings": asdict(self.settings), "repeat": self.repeat}
+        return json.dumps({**fields, "has_layout": isinstance(self.spec, Case)}, sort_keys=True)
+
+    @classmethod
+    def parse(cls, text: str) -> "Task":
+        fields = json.loads(text)
+        kind = Case if fields["has_layout"] else CaseSpec
+        settings = {**fields["settings"], "overrides": tuple(fields["settings"]["overrides"])}
+        return cls(kind.parse(json.dumps(fields["spec"])), Settings(**settings), fields["repeat"])
+
+    def run(self, ranks: "RankPool | None" = None) -> Trial:
+        """Does it. `ranks`: what a run trains on; processes of this host where not given."""
+        if self.settings.backend == "simulate":
+            return simulate_trial(self.spec, self.settings.costs, budget=self.settings.budget)
+        return self._measure(ranks)
+
+    def _measure(self, ranks: "RankPool | None") -> Trial:
+        from bench.execute.train import train
+
+        case = self._case
+        device: Literal["cpu", "cuda"] = device_of(case)
+        found = train(case, steps=self.settings.steps, device=device, pool=ranks, data=self.settings.data)
+        steady = found.tokens_per_s[WARMUP_STEPS:] or found.tokens_per_s
+        rate = median(steady)
+        num_gpus = case.cluster.num_gpus
+        return self._measured(
+            "ok",
+            "",
+            metrics={
+                "tokens_per_s": rate,
+                "tokens_per_s_per_gpu": rate / num_gpus,
+                "step_time_s": case.workload.global_batch_tokens / rate,
+                "loss": found.losses[-1],
+            },
+            samples={
+                name: list(getattr(found, name)) for name in ("losses", "grad_norms", "tokens_per_s", "load_imbalance")
+            },
+        )
+
+    @property
+    def _case(self) -> Case:
+        assert isinstance(self.spec, Case), "a run has a layout"
+        return self.spec
+
+    def failed(self, status: Status, message: str) -> Trial:
+        """The record of a task that came to nothing."""
+        line = " ".join(message.split())
+        if self.settings.backend == "run":
+            return self._measured(status, line)
+        trial = failed_trial(self.spec, self.settings.costs, RuntimeError(line))
+        return trial.model_copy(update={"status": status, "message": line})
+
+    def _measured(self, status: Status, message: str, **found: Any) -> Trial:
+        settings, case = self.settings, self.spec
+        extra = ("--device", device_of(case), "--steps", str(settings.steps), "--data", settings.data)
+        return Trial.make(
+            case=case,
+            source="measured",
+            status=status,
+            message=message,
+            command=command_for("run", case, extra),
+            provenance={**collect(), "repeat": self.repeat},
+            **found,
+        )
+
+
+def device_of(spec: CaseSpec) -> Literal["cpu", "cuda"]:
+    """What the ranks of a case compute on."""
+    return "cpu" if spec.cluster.gpu.name == "cpu" else "cuda"
+
+
+def status_of(error: BaseException) -> Status:
+    """The status of a task that ended in an exception."""
+    cause = getattr(error, "cause", type(error).__name__)
+    if cause == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return "oom"
+    return "hang" if cause == "hung" else "error"
