@@ -42,7 +42,7 @@ ENVIRONMENT = (
 )
 
 # Parts of bench that cannot change a simulated number: they run, keep or show.
-_NOT_SIMULATION = ("cli", "execute", "provenance.py", "results.py", "trace.py", "trial.py")
+_NOT_SIMULATION = ("cli", "execute", "measured.py", "provenance.py", "results.py", "trace.py", "trial.py")
 
 
 def collect() -> dict[str, Any]:
@@ -102,7 +102,6 @@ def _torch_facts() -> dict[str, Any]:
     return facts
 
 
-@cache
 def code_digest(system: str) -> str:
     """16 hex digits over the sources that make a simulated result: those of `bench` that simulate, and `systems`.
 
@@ -111,9 +110,14 @@ def code_digest(system: str) -> str:
     from bench.system import get_system
 
     package = type(get_system(system)).__module__.split(".")[0]
+    return _digest(None if package in ("bench", "systems") else package)
+
+
+@cache
+def _digest(package: str | None) -> str:
     files = {path for path in _sources(ROOT / "bench") if path.relative_to(ROOT / "bench").parts[0] not in _NOT_SIMULATION}
     files |= _sources(ROOT / "systems")
-    if package not in ("bench", "systems"):
+    if package is not None:
         files |= _sources(Path(sys.modules[package].__file__ or "").parent)
     digest = hashlib.sha256()
     for path in sorted(files):

@@ -139,7 +139,8 @@ class _Trace:
             within = rank % self.placement.size - group.first
             replica = f", replica {rank // self.placement.size}" if rank >= self.placement.size else ""
             yield _metadata(rank, "process_name", name=f"rank {rank} ({name}.{within}{replica})")
-            yield _metadata(rank, "process_labels", labels=f"{self.timeline.source}: {self.title}")
+            stands_for = f", stands for {self.timeline.stands_for} GPUs" if self.timeline.stands_for > 1 else ""
+            yield _metadata(rank, "process_labels", labels=f"{self.timeline.source}{stands_for}: {self.title}")
             yield _metadata(rank, "process_sort_index", sort_index=rank)
         for tid, (rank, _, stream, lane) in enumerate(self.threads, 1):
             name = f"{stream} ({lane + 1})" if lane else stream

@@ -9,9 +9,12 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bench.errors import unknown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Progress = Callable[[int, int, str], None]
 """Called with the number done, the number of all, and what was done last or is being done."""
@@ -40,11 +43,12 @@ class Table(NamedTuple):
 class Evidence(NamedTuple):
     """What an experiment found.
 
-    drawn: keyword arguments of the figure's ``write`` in ``paper_figs``. tables: what the terminal shows.
-    failures: one line each; not empty means that something it should show did not hold.
+    drawn: keyword arguments of the figure's ``draw`` in ``paper_figs``. data: the same as a table, for the CSV file.
+    tables: what the terminal shows. failures: one line each; not empty means that something it should show did not hold.
     """
 
     drawn: Mapping[str, Any]
+    data: "DataFrame"
     tables: Sequence[Table]
     failures: Sequence[str] = ()
 

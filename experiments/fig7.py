@@ -41,8 +41,9 @@ def run(request: Request) -> Evidence:
     """Simulates the cells that are missing. Cells that do not fit in memory are results; errors are failures."""
     store = Store(request.results, also=[PUBLISHED])
     trials = sweep(specs(request.quick), CostModel.named(), store, request.progress)
+    data = frame(trials)
     failures = [f"{t.case.system} {t.case.model.name} {t.case.workload.seq_len}: {t.message}" for t in trials if t.status == "error"]
-    return Evidence({"frame": frame(trials)}, [_throughput(trials), _layouts(trials), _paper()], failures)
+    return Evidence({"frame": data}, data, [_throughput(trials), _layouts(trials), _paper()], failures)
 
 
 def _throughput(trials: list[Trial]) -> Table:

@@ -41,6 +41,8 @@ def cases() -> dict[str, Case]:
 
 def run(request: Request) -> Evidence:
     """Trains all systems anew and keeps the trials. A run that fails, differs or misses a tolerance is a failure."""
+    import pandas as pd
+
     from bench.execute.pool import RankPool
     from bench.execute.train import executed_timeline
     from bench.execute.verify import verify
@@ -65,7 +67,8 @@ def run(request: Request) -> Evidence:
     failures += [f"{name}: {run.trial.message}" for name, run in runs.items() if run.trial.status != "ok"]
     losses = {name: run.trial.samples["loss"] for name, run in runs.items()}
     failures += apart(losses)
-    return Evidence({"losses": losses, "timelines": panels}, [_table(runs, reports)], failures)
+    data = pd.DataFrame({"step": range(1, 1 + max(map(len, losses.values()))), **losses})
+    return Evidence({"losses": losses, "timelines": panels}, data, [_table(runs, reports)], failures)
 
 
 def apart(losses: dict[str, list[float]]) -> list[str]:

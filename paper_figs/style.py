@@ -24,7 +24,7 @@ SYSTEM_COLOURS = {
     "tutel": "#f0e442",
     "comet": "#009e73",
     "dualpipe": "#cc79a7",
-    "ep": "#999999",
+    "ep": "#5f5f5f",
     "disagmoe": "#d55e00",
 }
 _OTHER_COLOURS = ("#0072b2", "#e69f00", "#8c6bb1", "#7f4f24", "#4d9221", "#c51b7d")

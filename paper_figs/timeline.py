@@ -17,6 +17,7 @@ from bench.placement import Placement
 from bench.plan import COMPUTE_STREAM
 from bench.program import Op
 from bench.timeline import Timeline
+from paper_figs.action_colours import NUMBER_PT, draw_legend, palette
 from paper_figs.occupancy import stacked
 from paper_figs.style import BODY_PT, INK, MUTED, SMALL_PT, WIDTH_IN, new_figure, stamp, style, width_pt
 
@@ -28,42 +29,10 @@ Panel = tuple[str, Timeline, Placement]
 Rows = Literal["groups", "ranks"]
 Floats = NDArray[np.float64]
 
-# Hue says what is done, lightness in which pass: F, B, W from light to dark. Hues are colour-blind safe.
-_ATTENTION = ("#a6cbe8", "#3f86c0", "#0b3d73")
-_EXPERT = ("#fbc98a", "#e0812a", "#8f3f05")
-_ENDS = ("#bfe0cc", "#4fa578", "#14613f")
-_DISPATCH = ("#e6bfd8", "#a8558f", "#a8558f")
-_COMBINE = ("#efe38a", "#a3961a", "#a3961a")
-_RESIDUAL = ("#bfe3e4", "#3f9aa0", "#3f9aa0")
-_STEP_END = ("#4d4d4d",) * 3
-ACTION_COLOURS: dict[Kind, tuple[str, str, str]] = {
-    Kind.EMBED: _ENDS,
-    Kind.ATTENTION: _ATTENTION,
-    Kind.EXPERT: _EXPERT,
-    Kind.JOIN: _ENDS,
-    Kind.HEAD: _ENDS,
-    Kind.DISPATCH: _DISPATCH,
-    Kind.COMBINE: _COMBINE,
-    Kind.RESIDUAL: _RESIDUAL,
-    Kind.HOP: _RESIDUAL,
-    Kind.SYNC: _STEP_END,
-    Kind.UPDATE: _STEP_END,
-}
-_LEGEND = (
-    (("attention", _ATTENTION), ("experts", _EXPERT), ("embedding, join, head", _ENDS)),
-    (
-        ("dispatch", _DISPATCH[:2]),
-        ("combine", _COMBINE[:2]),
-        ("residual, hop", _RESIDUAL[:2]),
-        ("sync, update", _STEP_END[:1]),
-    ),
-)
-
 # Lanes of a row, in row heights from its top: compute, sent, received.
 _LANES = ((0.0, 0.52), (0.56, 0.69), (0.72, 0.85))
 ROW_IN = 0.29
 TITLE_IN, AXIS_IN, LEGEND_IN, LEFT_IN, RIGHT_IN = 0.26, 0.36, 0.50, 0.46, 0.14
-_NUMBER_PT = 4.6
 _MAX_VECTOR_BOXES = 6000
 _NARROW_PT = 0.72  # two pixels of the PNG; where half of the boxes are narrower, shares of time are drawn
 _MAX_NUMBERS = 3000
@@ -233,7 +202,7 @@ def _fill(ax: "Axes", boxes: _Boxes, num_rows: int, scale: float) -> None:
     top, bottom = (boxes.row[:, None] + np.array(_LANES)[boxes.lane]).T
     collection = PolyCollection(
         _corners(left, right, top, bottom),  # type: ignore[arg-type]  # one array of corners is taken as it is
-        facecolors=_palette()[boxes.colour],
+        facecolors=palette()[boxes.colour],
         # A white edge parts neighbours, but would hide boxes that are narrow.
         edgecolors="white",
         linewidths=np.where(points > 2.5, 0.35, 0.0),
@@ -256,7 +225,7 @@ def _fill_shares(ax: "Axes", boxes: _Boxes, left: Floats, right: Floats) -> None
         top, bottom = _LANES[lane]
         at = row + bottom - np.stack([high, low]) * (bottom - top)
         corners.append(_corners(edges[column], edges[column + 1], *at))
-        colours.append(_palette()[colour])
+        colours.append(palette()[colour])
     collection = PolyCollection(
         np.concatenate(corners),  # type: ignore[arg-type]
         facecolors=np.concatenate(colours),
@@ -273,17 +242,10 @@ def _corners(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Floats
     return np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
 
 
-def _palette() -> Floats:
-    """Colour of kind k in pass p at 3 k + p, as red, green, blue, alpha."""
-    from matplotlib.colors import to_rgba_array
-
-    return np.concatenate([to_rgba_array(ACTION_COLOURS[kind]) for kind in Kind])
-
-
 def _number(ax: "Axes", boxes: _Boxes, middle: Floats, points: Floats) -> None:
     digits = np.char.str_len(boxes.microbatch.astype(str))
     named = boxes.kind <= int(Kind.HEAD)
-    room = (boxes.lane == 0) & named & (points > digits * _NUMBER_PT * 0.64 + 0.7)
+    room = (boxes.lane == 0) & named & (points > digits * NUMBER_PT * 0.64 + 0.7)
     chosen = np.flatnonzero(room)
     if len(chosen) > _MAX_NUMBERS:
         return
@@ -293,7 +255,7 @@ def _number(ax: "Axes", boxes: _Boxes, middle: Floats, points: Floats) -> None:
             middle[i],
             boxes.row[i] + centre,
             str(boxes.microbatch[i]),
-            fontsize=_NUMBER_PT,
+            fontsize=NUMBER_PT,
             color=INK if boxes.pass_[i] == Pass.F else "white",
             ha="center",
             va="center_baseline",
@@ -311,7 +273,7 @@ def _width_pt(ax: "Axes") -> float:
 
 def _name(rank: int, placement: Placement, stands_for: int) -> str:
     group = next(group for group in placement.groups if rank in group.ranks)
-    return group.name if group.size == stands_for else f"{group.name}.{rank - group.first}"
+    return group.name if group.size in (1, stands_for) else f"{group.name}.{rank - group.first}"
 
 
 def time_unit(span_s: float) -> tuple[str, float]:
@@ -320,32 +282,3 @@ def time_unit(span_s: float) -> tuple[str, float]:
         if span_s * scale >= 1:
             return unit, scale
     return "µs", 1e6
-
-
-def draw_legend(ax: "Axes") -> None:
-    """Two lines of swatches, compute and transfers, and how to read a row; `ax` is given over to it."""
-    from matplotlib.patches import Rectangle
-
-    figure = ax.get_figure(root=True)
-    if figure is None:
-        raise BadInput("ax", None, "axes of a figure")
-    box = ax.get_position()
-    wide, high = figure.get_size_inches() * 72 * (box.width, box.height)
-    ax.set(xlim=(0, wide), ylim=(0, high))
-    ax.axis("off")
-    for line, entries in enumerate(_LEGEND):
-        x, y = 0.0, high - 10.0 - 11.0 * line
-        for name, colours in entries:
-            for letter, colour in zip("FBW", colours, strict=False):
-                ax.add_patch(Rectangle((x, y), 8, 7.5, facecolor=colour, edgecolor="white", linewidth=0.35))
-                shade = INK if letter == "F" and len(colours) > 1 else "white"
-                if len(colours) > 1:
-                    ax.text(x + 4, y + 3.6, letter, fontsize=_NUMBER_PT, color=shade, ha="center", va="center_baseline")
-                x += 8
-            ax.text(x + 3, y + 3.6, name, fontsize=SMALL_PT, va="center_baseline")
-            x += 12 + width_pt(name, SMALL_PT)
-    note = (
-        "F forward, B input gradient, W weight gradient; numbers: micro-batches; thin lanes: sent, received; "
-        "pale: idle; stacks: shares of time"
-    )
-    ax.text(0, high - 29.0, note, fontsize=SMALL_PT, color=MUTED, va="center_baseline")

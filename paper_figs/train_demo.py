@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bench.errors import BadInput
+from paper_figs.action_colours import draw_legend
 from paper_figs.style import (
     MUTED,
     SMALL_PT,
@@ -24,7 +25,6 @@ from paper_figs.timeline import (
     Panel,
     Rows,
     add_axes,
-    draw_legend,
     draw_panel,
     shown_ranks,
     time_unit,

@@ -10,7 +10,7 @@ from bench.action import Action, Kind, Pass
 from bench.case import Layout
 from bench.edges import edges
 from bench.models import get_model
-from systems.disagmoe.af_pipe import AFPipe, backward_order, forward_order
+from systems.disagmoe.af_pipe import AFPipe, in_rounds, parts_of
 from systems.disagmoe.placement import place
 
 DURATIONS = {Kind.ATTENTION: 1.0, Kind.EXPERT: 1.0, Kind.DISPATCH: 0.9, Kind.COMBINE: 0.9, Kind.RESIDUAL: 0.2}
@@ -38,13 +38,10 @@ def test_passes_keep_their_order_and_their_limits(
     for (name, stream), queue in af_pipe.run().items():
         if stream != "compute":
             continue
-        work = queue[:-2]
-        assert [a for a in work if a.pass_ is Pass.F] == list(
-            forward_order(placement, name, num_microbatches, round_length)
-        )
-        assert [a for a in work if a.pass_ is Pass.B] == list(
-            backward_order(placement, name, num_microbatches, round_length)
-        )
+        work, parts = queue[:-2], parts_of(placement, name)
+        for pass_ in (Pass.F, Pass.B):
+            expected = list(in_rounds(parts, pass_, num_microbatches, round_length))
+            assert [a for a in work if a.pass_ is pass_] == expected
         in_flight = put_off = 0
         for action in work:
             in_flight += {Pass.F: 1, Pass.B: -1, Pass.W: 0}[action.pass_]
@@ -56,9 +53,9 @@ def test_passes_keep_their_order_and_their_limits(
 
 def test_forwards_go_in_rounds_through_the_layers_of_a_group() -> None:
     placement = place(get_model("tiny"), Layout(groups=2))
-    order = [str(a) for a in forward_order(placement, "A1", 4, 2)]
+    order = [str(a) for a in in_rounds(parts_of(placement, "A1"), Pass.F, 4, 2)]
     assert order == "attn:F1.0 attn:F1.1 attn:F3.0 attn:F3.1 attn:F1.2 attn:F1.3 attn:F3.2 attn:F3.3".split()
-    back = [str(a) for a in backward_order(placement, "A1", 4, 2)]
+    back = [str(a) for a in in_rounds(parts_of(placement, "A1"), Pass.B, 4, 2)]
     assert back == "attn:B3.0 attn:B3.1 attn:B1.0 attn:B1.1 attn:B3.2 attn:B3.3 attn:B1.2 attn:B1.3".split()
 
 
@@ -75,9 +72,9 @@ def makespan(af_pipe: AFPipe) -> float:
     finish: dict[Action, float] = {}
     sent: dict[Action, float] = {}
     inputs: dict[Action, list[tuple[Action | None, Action]]] = {}
-    for source, targets in af_pipe.consumers.items():
-        for via, target in targets:
-            inputs.setdefault(target, []).append((via, source))
+    for part in af_pipe.parts:
+        for target, _, via, _ in part.feeds:
+            inputs.setdefault(af_pipe.parts[target].action, []).append((via, part.action))
     todo = {key: list(queue) for key, queue in queues.items()}
     free = dict.fromkeys(todo, 0.0)
     while any(todo.values()):

@@ -2,17 +2,22 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from timelines import PLACEMENT, TWO_STAGES, hops, one_layer, repeated, timeline
 
 from bench.action import Kind
 from bench.errors import BadInput
 from paper_figs import fig7, train_demo
 from paper_figs import timeline as drawing
+from paper_figs.action_colours import ACTION_COLOURS
+from paper_figs.occupancy import shares, stacked
 from paper_figs.style import SYSTEM_COLOURS, save, system_colours, system_order
 
 pytest.importorskip("matplotlib")
@@ -227,7 +232,7 @@ def boxes(ax: Any) -> list[tuple[float, float, float, float, tuple[float, ...]]]
 def rgba(kind: Kind, pass_: int = 0) -> tuple[float, ...]:
     from matplotlib.colors import to_rgba
 
-    return to_rgba(drawing.ACTION_COLOURS[kind][pass_])
+    return to_rgba(ACTION_COLOURS[kind][pass_])
 
 
 def test_a_timeline_shows_every_group_at_its_times() -> None:
@@ -286,18 +291,74 @@ def test_a_million_operations_can_be_drawn(tmp_path: Path) -> None:
     assert png.stat().st_size < 1 << 20
 
 
-def test_colours_of_passes_and_of_kinds_differ_in_lightness_or_hue() -> None:
+# Linear RGB as seen without one of the three cones: Machado, Oliveira and Fernandes 2009, severity 1.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+def lab(colour: str, vision: str) -> Any:
+    """CIE L*a*b* (D65) of a colour as seen with `vision`."""
     from matplotlib.colors import to_rgb
 
-    def lightness(colour: str) -> float:
-        return float(np.dot(to_rgb(colour), (0.2126, 0.7152, 0.0722)))
+    rgb = np.array(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(VISION[vision]) @ linear, 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ seen
+    xyz /= (0.9505, 1.0, 1.089)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
+
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_are_told_apart_by_every_kind_of_sight(vision: str) -> None:
+    actions = {colour for kind, passes in ACTION_COLOURS.items() for colour in passes} | {"#efefef"}
+    for colours in (actions, set(SYSTEM_COLOURS.values())):
+        for one, other in itertools.combinations(sorted(colours), 2):
+            # About two is the least that is seen side by side.
+            assert np.linalg.norm(lab(one, vision) - lab(other, vision)) > 14, (one, other)
+
+
+def test_passes_go_from_light_to_dark() -> None:
     for kind in (Kind.ATTENTION, Kind.EXPERT, Kind.HEAD):
-        light, middle, dark = map(lightness, drawing.ACTION_COLOURS[kind])
-        assert light - middle > 0.15
-        assert middle - dark > 0.15
-    distinct = (Kind.ATTENTION, Kind.EXPERT, Kind.HEAD, Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.SYNC)
-    assert len({drawing.ACTION_COLOURS[kind] for kind in distinct}) == len(distinct)
+        light, middle, dark = (lab(colour, "normal")[0] for colour in ACTION_COLOURS[kind])
+        assert light - middle > 14
+        assert middle - dark > 14
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 4), st.integers(0, 2)), max_size=12))
+def test_shares_of_time_are_those_of_the_intervals(spans: list[tuple[float, float, int]]) -> None:
+    start = np.array([begin for begin, _, _ in spans])
+    end = np.array([begin + length for begin, length, _ in spans])
+    edges = np.linspace(0.5, 12.5, 7)
+    ticks = 0.5 + np.arange(12 * 500) / 500 + 1e-3
+    covered = np.array([np.any((start <= tick) & (tick < end)) for tick in ticks]).reshape(6, -1).mean(axis=1)
+    assert shares(start, end, edges) == pytest.approx(covered, abs=0.002 * (len(spans) + 1))
+    if spans:
+        column, low, high, what = stacked(start, end, np.array([kind for _, _, kind in spans]), edges)
+        assert set(what) <= {kind for _, _, kind in spans}
+        assert np.all((low >= 0) & (low < high) & (high <= 1 + 1e-9))
+        # A stack has no gaps: it reaches as high as its parts are long.
+        heights = np.bincount(column, high - low, minlength=6)
+        assert [max(high[column == b], default=0.0) for b in range(6)] == pytest.approx(heights.tolist(), abs=1e-9)
+
+
+def test_narrow_operations_are_drawn_as_shares_of_time() -> None:
+    ax = drawing.draw([("long", repeated(20_000), PLACEMENT)]).axes[0]
+    (found,) = (c for c in ax.collections if c.get_label() == "shares")
+    corners = np.array([path.vertices for path in found.get_paths()])
+    heights = np.ptp(corners[:, :, 1], axis=1)
+    # Four fifths of the time are spent in attention.
+    assert heights.mean() == pytest.approx(0.8 * 0.52, rel=0.01)
+    assert corners[:, :, 0].min() == pytest.approx(ax.get_xlim()[0])
+
+
+def test_a_rank_that_stands_for_its_group_is_named_after_it() -> None:
+    ax = drawing.draw([("folded", replace(one_layer(), stands_for=2), PLACEMENT)]).axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["A0", "F0"]
 
 
 def test_a_long_title_leaves_room_for_the_source() -> None:

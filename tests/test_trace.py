@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -97,6 +98,10 @@ def test_metadata_says_what_the_trace_is() -> None:
     simulated = to_chrome(one_layer(), title="a step", placement=PLACEMENT)
     labels = {e["args"]["labels"] for e in events(simulated, "M") if e["name"] == "process_labels"}
     assert labels == {"simulated: a step"}
+    folded = to_chrome(replace(one_layer(), stands_for=8), title="a step", placement=PLACEMENT)
+    assert folded["otherData"]["gpus_per_timed_rank"] == 8
+    labels = {e["args"]["labels"] for e in events(folded, "M") if e["name"] == "process_labels"}
+    assert labels == {"simulated, stands for 8 GPUs: a step"}
 
 
 def arrows(trace: Event) -> list[tuple[str, int, int]]:

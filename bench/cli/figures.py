@@ -48,9 +48,18 @@ def figure(
 
 
 def draw(name: str, evidence: "Evidence", out: Path) -> list[Path]:
-    """The figure's PDF, PNG and CSV files."""
-    drawing = importlib.import_module(f"paper_figs.{name.replace('-', '_')}")
-    return list(drawing.write(**evidence.drawn, out_dir=out))
+    """Writes the figure's PDF and PNG, and a CSV file of what is drawn."""
+    from bench.errors import BadInput
+    from paper_figs.style import save
+
+    drawing = importlib.import_module(f"paper_figs.{name.replace('-', '_')}").draw(**evidence.drawn)
+    table = out / f"{name}.csv"
+    try:
+        files = [*save(drawing, out, name), table]
+        table.write_text(evidence.data.to_csv(index=False, lineterminator="\n"), encoding="utf-8")
+    except OSError as error:
+        raise BadInput("out", str(out), f"a directory that can be written ({error.strerror})") from None
+    return files
 
 
 def _described(name: str, evidence: "Evidence", files: list[Path], results: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`moebench run` and `moebench verify`: systems on real processes, measured and compared with the reference."""
 
 import importlib.util
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,9 +57,8 @@ def run(
     )
     kept = LOCAL if results is None else results
     require_folder("results", kept)
-    if not json:
-        typer.echo(f"{system} for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}")
-    on_step = None if json else _shower(steps)
+    head = f"{system} for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
+    on_step = None if json else _shower(head, steps)
     trial = measure(case, steps=steps, device=options.device_of(device), data=data, on_step=on_step).trial
     path = Store(kept).write(trial)
     if json:
@@ -71,10 +71,12 @@ def run(
         raise typer.Exit(1)
 
 
-def _shower(steps: int) -> Any:
-    """A function that prints one line a step."""
+def _shower(head: str, steps: int) -> "Callable[[StepRecord], None]":
+    """A function that prints one line a step, and `head` before the first."""
 
     def show(record: "StepRecord") -> None:
+        if record.step == 0:
+            typer.echo(head)
         typer.echo(
             f"step {record.step + 1:>{len(str(steps))}}/{steps}  loss {record.loss:.4f}  "
             f"{record.tokens_per_s:,.0f} tokens/s  grad norm {record.grad_norm:.3f}"

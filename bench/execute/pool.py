@@ -25,7 +25,9 @@ from types import ModuleType
 from typing import Any, Literal
 
 from bench.errors import BadInput
-from bench.execute.rank import join_group, rank_main, trace_file
+from bench.execute.rank import join_group, process_group, rank_device, rank_main, report, trace_file
+
+__all__ = ["RankError", "RankPool", "process_group", "rank_device", "report"]
 
 DEFAULT_TIMEOUT_S = 300.0
 GRACE_S = 2.0  # after one rank's error, what the others get to come back by themselves

@@ -21,8 +21,9 @@ class StepResult:
     Attributes:
         loss: this rank's terms of the loss; the sum over all ranks is the global batch's.
         ops: numbers of the rank's operations in the program; the columns that follow have one entry for each.
-        ready_s, start_s, end_s: seconds from the rank's own start of the step; see `Timeline`. A receive starts when it
-            is posted, though not before the one ahead of it in its queue has arrived.
+        ready_s, start_s, end_s: seconds from the rank's own start of the step; see `Timeline`. A transfer starts when
+            it is posted, though not before the one ahead of it in its queue is over.
+        begun_s: when it really began, whatever is ahead of it: posts overlap.
         bytes: that crossed a link.
         posted_s: operation -> seconds at which a receive was posted.
         base_s: the rank's start of the step, on the host's monotonic clock.
@@ -37,6 +38,7 @@ class StepResult:
     ready_s: Seconds
     start_s: Seconds
     end_s: Seconds
+    begun_s: Seconds
     bytes: NDArray[np.int64]
     posted_s: dict[int, float]
     base_s: float
@@ -52,12 +54,10 @@ def merge_timeline(program: Program, results: Sequence[StepResult], clock_error_
     comes before is waiting. The ranks' ``base_s`` are on one clock, to within `clock_error_s`.
     """
     first = min(result.base_s for result in results)
-    size = program.plan.placement.size
-    left = np.full((max(result.rank for result in results) // size + 1, program.num_ops), np.inf)
+    begun = {result.rank: np.full(program.num_ops, np.inf) for result in results}
     for result in results:
-        begun = left[result.rank // size]
-        begun[result.ops] = np.minimum(begun[result.ops], result.start_s + (result.base_s - first))
-    columns = [_on_one_clock(program, result, left[result.rank // size], first) for result in results]
+        begun[result.rank][result.ops] = result.begun_s + (result.base_s - first)
+    columns = [_on_one_clock(program, result, begun, result.base_s - first) for result in results]
     ready, start, end = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     ops = np.concatenate([result.ops for result in results])
     return Timeline(
@@ -78,15 +78,20 @@ def merge_timeline(program: Program, results: Sequence[StepResult], clock_error_
 
 
 def _on_one_clock(
-    program: Program, result: StepResult, left: Seconds, first: float
+    program: Program, result: StepResult, begun: dict[int, Seconds], shift: float
 ) -> tuple[Seconds, Seconds, Seconds]:
-    """(ready, start, end) of a rank's operations; `left` is when every operation of the replica began."""
-    shift = result.base_s - first
+    """(ready, start, end) of a rank's operations; `begun` has every rank's operations on the common clock."""
     ready, start, end = result.ready_s + shift, result.start_s + shift, result.end_s + shift
-    receives = np.flatnonzero(program.op[result.ops] == Op.RECV)
-    sent = left[program.partner[result.ops[receives]]]
-    start[receives] = np.minimum(np.maximum(start[receives], sent), end[receives])
-    ready[receives] = np.maximum(ready[receives], sent)
+    place = program.plan.placement
+    replica, local = divmod(result.rank, place.size)
+    for number in np.flatnonzero(program.op[result.ops] == Op.RECV):
+        k = int(result.ops[number])
+        channel = Channel.of(program.action(k), place, replica * place.size)
+        index = local - place.groups[program.group[k]].first
+        sources = [channel.sources[index]] if channel.pairwise else channel.sources
+        left = min(begun[source][program.partner[k]] for source in sources)
+        start[number] = min(max(start[number], left), end[number])
+        ready[number] = max(ready[number], left)
     return np.minimum(ready, start), start, end
 
 

@@ -20,14 +20,15 @@ from bench.execute.messages import Incoming, Messages
 from bench.execute.queues import QueueRunner
 from bench.execute.record import StepResult
 from bench.execute.streams import Mark, Streams
-from bench.execute.transport import Pending, Transport, Works, num_bytes
+from bench.execute.transport import PeerError, Pending, Transport, Works, num_bytes
 from bench.execute.values import Stopped, Values
 from bench.program import Op
 
 if TYPE_CHECKING:
     from bench.execute.runtime import Worker
 
-GRACE_S = 3.0  # for the threads to come back after an error
+GRACE_S = 0.5  # for the threads to come back after an error
+PEER_S = 1.0  # by which a rank that only lost its peer lets the one that knows why be heard first
 POLL_S = 1e-4
 
 
@@ -115,6 +116,8 @@ class Step:
             for thread in threads:
                 thread.join(max(0.0, until - time.monotonic()))
             where, cause = self.failure
+            if isinstance(cause, PeerError):
+                time.sleep(PEER_S)
             raise StepError(f"rank {self.home.rank}, {where}: {type(cause).__name__}: {cause}") from cause
         assert not self.values.names, f"never used: {self.values.names}"
         return self._result()
@@ -229,7 +232,8 @@ class Step:
 
     def _result(self) -> StepResult:
         ops = np.array(list(self.endings), dtype=np.int32)
-        start = {k: self.streams.seconds(mark) for k, mark in self.starts.items()}
+        begun = {k: self.streams.seconds(mark) for k, mark in self.starts.items()}
+        start = dict(begun)
         end = {k: self.streams.seconds(ending.mark) for k, ending in self.endings.items()}
         for one in self.queues:
             for before, k in zip(one.ops, one.ops[1:], strict=False):
@@ -242,6 +246,7 @@ class Step:
             ready_s=np.array([min(ready[k], start[k]) for k in end]),
             start_s=np.array([start[k] for k in end]),
             end_s=np.array(list(end.values())),
+            begun_s=np.array([begun[k] for k in end]),
             bytes=np.array([self.bytes.get(k, 0) for k in end], dtype=np.int64),
             posted_s=self.posted,
             base_s=self.streams.base_s,

@@ -8,7 +8,7 @@ pass uses between two groups; messages of a channel are received in the order in
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
@@ -96,6 +96,18 @@ class Transport(Protocol):
         """After an error: nobody waits for a message any longer, here or on the other ranks. Ends the transport."""
 
 
+class PeerError(ConnectionError):
+    """A message could not be sent or received: the other rank failed, died or took too long."""
+
+
+@contextlib.contextmanager
+def _between_ranks() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(str(error).splitlines()[0][:200]) from error
+
+
 class Works:
     """`Pending` of torch's works; keeps the tensors until they are done."""
 
@@ -103,8 +115,10 @@ class Works:
         self._works, self._tensors = works, tensors
 
     def wait(self) -> None:
-        for work in self._works:
-            work.wait()
+        """Raises PeerError."""
+        with _between_ranks():
+            for work in self._works:
+                work.wait()
         self._works, self._tensors = (), ()
 
 
@@ -128,8 +142,9 @@ class GlooTransport:
 
     def post_counts(self, sends: Sequence[Packet], receives: Sequence[Packet]) -> Pending:
         sends, receives = local_copies(self.rank, sends, receives)
-        works = [dist.isend(p.tensor, p.rank, group=self._group, tag=p.tag) for p in sends]
-        works += [dist.irecv(p.tensor, p.rank, group=self._group, tag=p.tag) for p in receives]
+        with _between_ranks():
+            works = [dist.isend(p.tensor, p.rank, group=self._group, tag=p.tag) for p in sends]
+            works += [dist.irecv(p.tensor, p.rank, group=self._group, tag=p.tag) for p in receives]
         return Works(works, [p.tensor for p in (*sends, *receives)])
 
     def interrupt(self) -> None:

@@ -1,7 +1,7 @@
 """What a kernel does, by its name: the table `kernels.toml`, which a user's file can extend."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,8 @@ PHASE_WORDS = ("forward", "backward", "input_gradient", "weight_gradient", "opti
 UNKNOWN = "unknown"
 """The class of kernels that no pattern fits; it counts as compute."""
 OTHER_COMMUNICATION = "other_communication"
+_LENGTH = re.compile(r"[1-9]\d{0,3}")
+_LITERAL = re.compile(r"L[a-z]n?\d+E")
 BUILT_IN = Path(__file__).with_name("kernels.toml")
 
 
@@ -109,7 +111,9 @@ def read_table(extra: Path | str | None = None) -> KernelTable:
 
 
 def without_arguments(name: str) -> str:
-    """A demangled kernel name without its argument list; template arguments stay."""
+    """A kernel's name without its argument list; template arguments stay. A mangled name gives its identifiers."""
+    if name.startswith("_Z"):
+        return "::".join(_identifiers(_LITERAL.sub("", name)))
     depth = 0
     for i, letter in enumerate(name):
         if letter == "<":
@@ -119,6 +123,15 @@ def without_arguments(name: str) -> str:
         elif letter == "(" and depth <= 0 and i and not name.startswith("(anonymous", i):
             return name[:i] or name
     return name
+
+
+def _identifiers(mangled: str) -> Iterator[str]:
+    """What stands behind its own length in a mangled name."""
+    at = 0
+    while found := _LENGTH.search(mangled, at):
+        at = found.end() + int(found.group())
+        if at <= len(mangled):
+            yield mangled[found.end() : at]
 
 
 def _first(patterns: Patterns, name: str) -> str | None:

@@ -153,7 +153,8 @@ def _start_sum(tasks, free, first_task, last_task, first_rank, start, seconds): 
     for task in range(first_task, last_task):
         end = start + seconds[task - first_task]
         tasks[task, START], tasks[task, END] = start, end
-        free[first_rank + task - first_task, :NUM_PORTS] = end
+        if end > start:
+            free[first_rank + task - first_task, :NUM_PORTS] = end
         latest = max(latest, end)
     return latest
 
@@ -197,7 +198,7 @@ def run(ops, seconds, state):  # type: ignore[no-untyped-def]
             tasks[task, START] = start
             tasks[task, END] = max(start + max(first_in[r, i], second_in[r, i]), arrival)
         else:
-            for port in range(NUM_PORTS):
+            for port in range(NUM_PORTS if first[r, i] > 0 else 0):
                 ready = max(ready, free[rank, port])
             together[k] = max(together[k], ready)
             unready[k] -= 1

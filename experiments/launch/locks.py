@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 BEAT_S = 10.0
-STALE_S = 120.0
-"""A process on another host that has not beaten for so long is taken for dead."""
+STALE_BEATS = 12
+"""Who has not beaten for so many intervals is taken for dead, where one cannot look."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Heartbeats:
         if process.is_here:
             return process.runs_here()
         age = self.age_s(self.folder / process.name)
-        return age is not None and age < STALE_S
+        return age is not None and age < STALE_BEATS * BEAT_S
 
     def age_s(self, path: Path) -> float | None:
         """Seconds since a file was touched, by the clock of the file system; None where there is none."""

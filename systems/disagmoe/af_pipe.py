@@ -3,7 +3,7 @@
 Each group has a fixed order of forwards and a fixed order of backwards: rounds of `round_length` micro-batches pass
 layer after layer (backwards from the last layer up). How the two interleave is decided by playing the step through: a
 free group takes its next backward if the input gradient has arrived, else its next forward unless too many
-micro-batches are in flight, else a waiting weight gradient. The result is an in-order plan: run time decides nothing.
+micro-batches are in flight, else a waiting weight gradient. The result is an in-order plan; run time decides nothing.
 The paper names the goal (one micro-batch's attention, another's experts and a third's transfer at the same time,
 forward and backward interleaved) but gives no order; this construction is ours.
 """
@@ -12,8 +12,9 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from bench.action import COMPUTE, Action, Kind, Pass
+from bench.action import Action, Kind, Pass
 from bench.edges import Edge
 from bench.placement import Placement
 
@@ -21,25 +22,7 @@ Duration = Callable[[Action], float]
 """Expected seconds of an action of micro-batch 0."""
 
 
-def forward_order(placement: Placement, group: str, num_microbatches: int, round_length: int) -> Iterator[Action]:
-    """Forwards of a group: round by round, layer by layer, micro-batch by micro-batch."""
-    layers = _parts(placement, group)
-    for first in range(0, num_microbatches, round_length):
-        for kind, layer in layers:
-            for m in range(first, min(first + round_length, num_microbatches)):
-                yield Action(kind, Pass.F, layer, m)
-
-
-def backward_order(placement: Placement, group: str, num_microbatches: int, round_length: int) -> Iterator[Action]:
-    """Backwards of a group: as the forwards, layers from the last to the first."""
-    layers = _parts(placement, group)[::-1]
-    for first in range(0, num_microbatches, round_length):
-        for kind, layer in layers:
-            for m in range(first, min(first + round_length, num_microbatches)):
-                yield Action(kind, Pass.B, layer, m)
-
-
-def _parts(placement: Placement, group: str) -> list[tuple[Kind, int]]:
+def parts_of(placement: Placement, group: str) -> list[tuple[Kind, int]]:
     """What a group computes for one micro-batch, in the order of the model."""
     parts = [(Kind.EMBED, 0)] if placement.embed == group else []
     for layer in range(placement.num_layers):
@@ -50,14 +33,32 @@ def _parts(placement: Placement, group: str) -> list[tuple[Kind, int]]:
     return parts + ([(Kind.HEAD, 0)] if placement.head == group else [])
 
 
-@dataclass
-class _GroupState:
-    """One group while the step is played through."""
+def in_rounds(parts: list[tuple[Kind, int]], pass_: Pass, num_microbatches: int, round_length: int) -> Iterator[Action]:
+    """Round by round, part by part, micro-batch by micro-batch; the backward takes the parts from the last."""
+    for first in range(0, num_microbatches, round_length):
+        for kind, layer in parts if pass_ is Pass.F else reversed(parts):
+            for m in range(first, min(first + round_length, num_microbatches)):
+                yield Action(kind, pass_, layer, m)
 
-    forwards: deque[Action]
-    backwards: deque[Action]
+
+class _Part(NamedTuple):
+    """An action of micro-batch 0, by number: what it takes, what it waits for, whom it feeds."""
+
+    action: Action
+    seconds: float
+    num_inputs: int
+    weight: int  # number of its weight gradient, -1 if none
+    feeds: tuple[tuple[int, str, Action | None, float], ...]  # consumer, its group, transfer, its seconds
+
+
+@dataclass
+class _Group:
+    """One group while the step is played through. Work is (part number, micro-batch)."""
+
+    forwards: deque[tuple[int, int]]
+    backwards: deque[tuple[int, int]]
     in_flight_limit: int
-    weights: deque[Action] = field(default_factory=deque)
+    weights: deque[tuple[int, int]] = field(default_factory=deque)
     order: list[Action] = field(default_factory=list)
     sends: list[Action] = field(default_factory=list)
     in_flight: int = 0
@@ -84,85 +85,111 @@ class AFPipe:
         round_length: int,
         deferred: int,
     ) -> None:
-        self.duration = duration
         self.deferred = deferred
-        self.home = {end: placement.home(end.kind, end.layer) for edge in graph for end in (edge.src, edge.dst)}
-        self.consumers: dict[Action, list[tuple[Action | None, Action]]] = {}
-        self.num_inputs: dict[Action, int] = {}
-        for edge in graph:
-            if edge.dst.pass_ is not Pass.W:
-                self.consumers.setdefault(edge.src, []).append((edge.via, edge.dst))
-                self.num_inputs[edge.dst] = self.num_inputs.get(edge.dst, 0) + 1
-        self.has_weights = {edge.dst._replace(pass_=Pass.B) for edge in graph if edge.dst.pass_ is Pass.W}
-        self.seconds = {action: duration(action) for action in self.home}
-        self.arrived: dict[Action, int] = {}
-        self.groups: dict[str, _GroupState] = {}
+        actions = list(dict.fromkeys(end for edge in graph for end in (edge.src, edge.dst)))
+        number = {action: i for i, action in enumerate(actions)}
+        self.parts = _parts(placement, graph, actions, number, duration)
+        self.arrived = [[0] * num_microbatches for _ in actions]
+        self.groups: dict[str, _Group] = {}
         for group in placement.groups:
-            parts = len(_parts(placement, group.name))
-            self.groups[group.name] = _GroupState(
-                deque(forward_order(placement, group.name, num_microbatches, round_length)),
-                deque(backward_order(placement, group.name, num_microbatches, round_length)),
-                in_flight_limit=(parts + 1) * round_length,
-            )
+            own = parts_of(placement, group.name)
+            queues = [
+                deque(
+                    (number[a._replace(microbatch=0)], a.microbatch)
+                    for a in in_rounds(own, pass_, num_microbatches, round_length)
+                )
+                for pass_ in (Pass.F, Pass.B)
+            ]
+            self.groups[group.name] = _Group(*queues, in_flight_limit=(len(own) + 1) * round_length)
 
     def run(self) -> dict[tuple[str, str], list[Action]]:
         """Queues of the compute and the send stream of every group."""
-        events: list[tuple[float, int, str, Action | None]] = [
-            (0.0, i, name, None) for i, name in enumerate(self.groups)
-        ]
-        ticket = len(events)
+        # (seconds, ticket, group, part, micro-batch, whether that part ends here or an input of it arrives)
+        events: list[tuple[float, int, str, int, int, bool]] = []
+        ticket = 0
+
+        def at(seconds: float, group: str, part: int, microbatch: int, ends: bool) -> None:
+            nonlocal ticket
+            ticket += 1
+            heapq.heappush(events, (seconds, ticket, group, part, microbatch, ends))
+
+        def start(name: str, now: float) -> None:
+            group = self.groups[name]
+            chosen = None if group.busy else self._choose(group)
+            if chosen is not None:
+                part, m = chosen
+                group.busy = True
+                group.order.append(self.parts[part].action._replace(microbatch=m))
+                at(now + self.parts[part].seconds, name, part, m, True)
+
+        for name in self.groups:
+            start(name, 0.0)
         while events:
-            now, _, name, finished = heapq.heappop(events)
-            state = self.groups[name]
-            if finished is not None and finished.kind in COMPUTE and finished in self._running(state):
-                state.busy = False
-                for at, target, action in self._send(name, finished, now):
-                    ticket += 1
-                    heapq.heappush(events, (at, ticket, target, action))
-            elif finished is not None:
-                self.arrived[finished] = self.arrived.get(finished, 0) + 1
-            if not state.busy:
-                chosen = self._choose(state)
-                if chosen is not None:
-                    state.busy = True
-                    state.order.append(chosen)
-                    ticket += 1
-                    heapq.heappush(events, (now + self.seconds[chosen._replace(microbatch=0)], ticket, name, chosen))
+            now, _, name, part, m, ends = heapq.heappop(events)
+            if ends:
+                self.groups[name].busy = False
+                for target, there, arrival in self._send(self.groups[name], part, m, now):
+                    at(arrival, there, target, m, False)
+            else:
+                self.arrived[part][m] += 1
+            start(name, now)
+        return self._queues()
+
+    def _queues(self) -> dict[tuple[str, str], list[Action]]:
         queues: dict[tuple[str, str], list[Action]] = {}
-        for name, state in self.groups.items():
-            queues[name, "compute"] = [*state.order, Action(Kind.SYNC), Action(Kind.UPDATE)]
-            if state.sends:
-                queues[name, "send"] = state.sends
+        for name, group in self.groups.items():
+            queues[name, "compute"] = [*group.order, Action(Kind.SYNC), Action(Kind.UPDATE)]
+            if group.sends:
+                queues[name, "send"] = group.sends
         return queues
 
-    def _running(self, state: _GroupState) -> tuple[Action, ...]:
-        return (state.order[-1],) if state.busy else ()
+    def _choose(self, group: _Group) -> tuple[int, int] | None:
+        if len(group.weights) > self.deferred:
+            return group.weights.popleft()
+        if group.backwards and self._ready(group.backwards[0]):
+            part, m = group.backwards.popleft()
+            group.in_flight -= 1
+            if self.parts[part].weight >= 0:
+                group.weights.append((self.parts[part].weight, m))
+            return part, m
+        if group.forwards and group.in_flight < group.in_flight_limit and self._ready(group.forwards[0]):
+            group.in_flight += 1
+            return group.forwards.popleft()
+        return group.weights.popleft() if group.weights else None
 
-    def _choose(self, state: _GroupState) -> Action | None:
-        if len(state.weights) > self.deferred:
-            return state.weights.popleft()
-        if state.backwards and self._ready(state.backwards[0]):
-            action = state.backwards.popleft()
-            state.in_flight -= 1
-            if action._replace(microbatch=0) in self.has_weights:
-                state.weights.append(action._replace(pass_=Pass.W))
-            return action
-        if state.forwards and self._ready(state.forwards[0]) and state.in_flight < state.in_flight_limit:
-            state.in_flight += 1
-            return state.forwards.popleft()
-        return state.weights.popleft() if state.weights else None
+    def _ready(self, work: tuple[int, int]) -> bool:
+        part, m = work
+        return self.arrived[part][m] == self.parts[part].num_inputs
 
-    def _ready(self, action: Action) -> bool:
-        return self.arrived.get(action, 0) == self.num_inputs.get(action._replace(microbatch=0), 0)
+    def _send(self, group: _Group, part: int, m: int, now: float) -> Iterator[tuple[int, str, float]]:
+        """What the end of a part makes arrive: (consumer, its group, seconds). One send port a group, in order."""
+        for target, there, via, seconds in self.parts[part].feeds:
+            if via is None:
+                yield target, there, now
+                continue
+            group.send_free_s = max(now, group.send_free_s) + seconds
+            group.sends.append(via._replace(microbatch=m))
+            yield target, there, group.send_free_s
 
-    def _send(self, name: str, finished: Action, now: float) -> Iterator[tuple[float, str, Action]]:
-        """Arrivals that the end of an action causes: (seconds, group, consumer)."""
-        state = self.groups[name]
-        for via, consumer in self.consumers.get(finished._replace(microbatch=0), ()):
-            target = self.home[consumer]
-            arrival = now
-            if via is not None:
-                arrival = max(now, state.send_free_s) + self.duration(via)
-                state.send_free_s = arrival
-                state.sends.append(via._replace(microbatch=finished.microbatch))
-            yield arrival, target, consumer._replace(microbatch=finished.microbatch)
+
+def _parts(
+    placement: Placement, graph: list[Edge], actions: list[Action], number: dict[Action, int], duration: Duration
+) -> list[_Part]:
+    feeds: dict[Action, list[tuple[int, str, Action | None, float]]] = {}
+    num_inputs = dict.fromkeys(actions, 0)
+    for edge in graph:
+        if edge.dst.pass_ is not Pass.W:  # a weight gradient follows its own backward: no need to wait for it
+            home = placement.home(edge.dst.kind, edge.dst.layer)
+            seconds = 0.0 if edge.via is None else duration(edge.via)
+            feeds.setdefault(edge.src, []).append((number[edge.dst], home, edge.via, seconds))
+            num_inputs[edge.dst] += 1
+    return [
+        _Part(
+            action,
+            duration(action),
+            num_inputs[action],
+            number.get(action._replace(pass_=Pass.W), -1) if action.pass_ is Pass.B else -1,
+            tuple(feeds.get(action, ())),
+        )
+        for action in actions
+    ]

@@ -6,10 +6,12 @@ from itertools import product
 import numpy as np
 
 from bench.action import TRANSFERS, Action
+from bench.assumptions import get_assumptions
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.edges import edges
 from bench.placement import Placement
 from bench.plan import ActionColumn, Plan
+from bench.predict import costs_of
 from bench.system import divisors
 from systems.disagmoe.af_pipe import AFPipe, Duration
 from systems.disagmoe.placement import place
@@ -76,12 +78,6 @@ class DisagMoE:
 
 def expected_durations(case: Case, placement: Placement) -> Duration:
     """Seconds of an action on the slowest rank of its group, under data-sheet assumptions; each looked up once."""
-    try:
-        from bench.assumptions import get_assumptions
-        from bench.predict import costs_of
-    except ImportError:
-        return lambda action: 1.0
-
     costs = costs_of(case, placement, get_assumptions(PLANNED_ON))
     known: dict[Action, float] = {}
 

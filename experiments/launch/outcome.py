@@ -1,0 +1,53 @@
+"""What came of a sweep, and what it says while it goes on."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.trial import FINISHED, Trial
+from experiments.launch.work import Task
+
+
+class Event(NamedTuple):
+    """One line of news. done, total: tasks. trial: the record that came in; None for other news, which `text` says."""
+
+    done: int
+    total: int
+    text: str
+    trial: Trial | None = None
+
+
+Listener = Callable[[Event], None]
+
+
+class Failure(NamedTuple):
+    """A task whose record says that it failed. log, script: files of its last job, where there was one."""
+
+    label: str
+    case_id: str
+    status: str
+    message: str
+    log: Path | None
+    script: Path | None
+
+
+@dataclass
+class Outcome:
+    """statuses: number of records by status. open: tasks without one. refused: what Slurm said to a submission."""
+
+    name: str
+    trials: list[tuple[Task, Trial]] = field(default_factory=list)
+    open: list[Task] = field(default_factory=list)
+    new: int = 0
+    refused: str = ""
+    withdrawn: bool = False
+
+    @property
+    def statuses(self) -> Counter[str]:
+        return Counter(trial.status for _, trial in self.trials)
+
+    @property
+    def failed(self) -> list[tuple[Task, Trial]]:
+        return [(task, trial) for task, trial in self.trials if trial.status not in FINISHED]

@@ -1,0 +1,145 @@
+"""The ranks of a job as one finds them: each is a process that Slurm started, and all of them call the same function.
+
+Stands in for `bench.execute.pool.RankPool`, which starts ranks itself: here a call of `run` happens on every rank.
+"""
+
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BadInput
+from experiments.launch.ledger import replace
+
+RENDEZVOUS_TIMEOUT_S = 300.0
+
+
+class JoinedRanks:
+    """One rank's view of the ranks of its job.
+
+    Args:
+        environment: submitit's, which knows rank, local rank and hosts.
+        meeting: file through which rank 0 says where it listens; a fresh name for every start of the job.
+        num_ranks: ranks that take part; this is one of them.
+    Raises BadInput where a node has fewer GPUs than ranks.
+    """
+
+    def __init__(self, environment: Any, meeting: Path, num_ranks: int, device: str) -> None:
+        import torch
+
+        from bench.execute import pool
+
+        self.rank, self.world_size, self.device = environment.global_rank, num_ranks, device
+        self._host = environment.hostname
+        self._calls = 0
+        torch.set_num_threads(1)
+        pool._rank.number, pool._rank.device = self.rank, device
+        pool._rank.connection = _Reports(self)  # type: ignore[assignment]
+        if device == "cuda":
+            _take_gpu(environment.local_rank)
+        self.store = _meet(environment.hostnames[0], meeting, self.rank, num_ranks)
+        self._on_report: Callable[[int, Any], None] | None = None
+        self._reports: list[Any] = []
+
+    def agree(self, what: str, decide: Callable[[], str]) -> str:
+        """What rank 0 decides; called by all ranks with the same words in the same order."""
+        if self.rank == 0:
+            self.store.set(what, decide())
+        return str(self.store.get(what).decode())
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        world_size: int | None = None,
+        on_report: Callable[[int, Any], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Calls the function here, in a process group of all ranks; results by rank.
+
+        `on_report` gets the reports of rank 0: there as they come, elsewhere at the end.
+        """
+        import torch.distributed as dist
+
+        from bench.execute import pool
+
+        if world_size not in (None, self.world_size):
+            raise BadInput("ranks", world_size, f"the {self.world_size} ranks of the job")
+        self._calls += 1
+        self._reports, self._on_report = [], on_report if self.rank == 0 else None
+        pool._rank.groups.clear()
+        backend = "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo"
+        store = dist.PrefixStore(f"call-{self._calls}", self.store)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
+        self._require_own_gpus()
+        result = function(*args)
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, (result, self._reports))
+        dist.destroy_process_group()
+        if self.rank and on_report is not None:
+            for value in gathered[0][1]:
+                on_report(0, value)
+        return [one for one, _ in gathered]
+
+    def _require_own_gpus(self) -> None:
+        """Every rank has a GPU that no other has: a wrong setting gives all of them the first."""
+        if self.device != "cuda":
+            return
+        import torch
+        import torch.distributed as dist
+
+        own = f"{self._host} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+        taken: list[Any] = [None] * self.world_size
+        dist.all_gather_object(taken, own)
+        if len(set(taken)) < self.world_size:
+            raise RuntimeError(f"ranks share GPUs: {', '.join(taken)}")
+
+
+class _Reports:
+    """Takes what `bench.execute.pool.report` sends."""
+
+    def __init__(self, ranks: JoinedRanks) -> None:
+        self.ranks = ranks
+
+    def send_bytes(self, message: bytes) -> None:
+        _, value = pickle.loads(message)
+        self.ranks._reports.append(value)
+        if self.ranks._on_report is not None:
+            self.ranks._on_report(self.ranks.rank, value)
+
+
+def _take_gpu(local_rank: int) -> None:
+    """The GPU of the local rank; the only one, where the node shows each rank its own."""
+    import os
+
+    import torch
+
+    from bench.execute.nccl import DEVICE_CONNECTIONS
+
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(DEVICE_CONNECTIONS))  # read when CUDA starts
+    found = torch.cuda.device_count()
+    number = 0 if found == 1 else local_rank
+    if number >= found:
+        raise BadInput("gpus_per_node", local_rank + 1, f"at most the {found} GPUs of a node")
+    torch.cuda.set_device(number)
+    assert torch.cuda.current_device() == number
+
+
+def _meet(host: str, meeting: Path, rank: int, num_ranks: int) -> Any:
+    """A store on rank 0 that all ranks reach. It takes a free port: several jobs may share a node."""
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    wait = timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
+    if rank == 0:
+        store = TCPStore(host, 0, num_ranks, is_master=True, wait_for_workers=False, timeout=wait)
+        replace(meeting, str(store.port))
+        return store
+    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    while not meeting.exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"rank 0 on {host} did not come within {RENDEZVOUS_TIMEOUT_S:g} s")
+        time.sleep(0.1)
+    return TCPStore(host, int(meeting.read_text()), num_ranks, is_master=False, wait_for_workers=False, timeout=wait)

@@ -1,0 +1,363 @@
+from math import comb, log2
+
+import numpy as np
+import pytest
+from cases import cases, make_case
+from hypothesis import given, settings
+
+from bench.action import COMPUTE, Action, Kind, Pass
+from bench.assumptions import ASSUMPTIONS, Assumptions, get_assumptions
+from bench.case import Case, batch_of
+from bench.clusters import get_cluster
+from bench.cost import Costs
+from bench.edges import edges
+from bench.errors import BadInput
+from bench.flops import attention_pairs, num_parameters, step_flops
+from bench.models import get_model
+from bench.placement import Placement
+from bench.program import Held
+from bench.roofline import attention_core
+from bench.system import plan_of
+
+DATASHEET = get_assumptions("datasheet")
+
+
+def placement_of(case: Case) -> Placement:
+    return plan_of(case).placement
+
+
+def costs_of(case: Case, assumed: Assumptions = DATASHEET) -> Costs:
+    placement = placement_of(case)
+    replicas = batch_of(case, placement).num_replicas
+    layout = case.layout
+    return Costs(
+        case, placement, copies=layout.copies, recompute=layout.recompute, num_replicas=replicas, assumptions=assumed
+    )
+
+
+def with_routing(case: Case, name: str) -> Case:
+    return case.model_copy(update={"workload": case.workload.model_copy(update={"routing": name})})
+
+
+def actions_of(costs: Costs) -> set[Action]:
+    graph = edges(costs.case.model, costs.placement)
+    return {end for edge in graph for end in (edge.src, edge.dst, edge.via) if end is not None}
+
+
+@given(cases())
+@settings(max_examples=25, deadline=None)
+def test_every_model_flop_is_done_once(case: Case) -> None:
+    """Summed over actions, ranks and micro-batches, as counted for the whole step; for uneven routing too."""
+    for routing in ("balanced", "zipf:1"):
+        costs = costs_of(with_routing(case, routing))
+        done = sum(float(costs.flops(action).sum()) for action in actions_of(costs) if action.kind in COMPUTE)
+        microbatches = batch_of(case, costs.placement).num_microbatches
+        expected = step_flops(case.model, case.workload.seq_len, case.workload.global_batch_tokens)
+        assert done * microbatches == pytest.approx(expected)
+
+
+def test_a_head_takes_its_gemm_and_its_loss_at_the_data_sheets_rates() -> None:
+    costs = costs_of(make_case("ep", "qwen3-30b", ep=2, seq_len=4096))
+    gemm = 2 * 4096 * 2048 * 151936 / 989e12
+    # The norm reads and writes bf16 rows; the loss reads bf16 logits and writes fp32 probabilities.
+    elementwise = 4096 * (2 * 2048 * 2 + 151936 * (2 + 4)) / 3.35e12
+    # It forms the last x from the residual and from one row of each rank that has one of 8 of 128 experts.
+    copies = 2 * (1 - comb(64, 8) / comb(128, 8))
+    joined = 4096 * (copies + 2) * 2048 * 2 / 3.35e12
+    assert costs.seconds(Action(Kind.HEAD)) == pytest.approx([gemm + elementwise + joined] * 2)
+    assert costs.flops(Action(Kind.HEAD)) == pytest.approx([2 * 4096 * 2048 * 151936] * 2)
+
+
+def test_an_attention_core_costs_its_pairs_and_two_and_a_half_times_them_backward() -> None:
+    def core(pass_: Pass, seq_len: int) -> float:
+        """Seconds that the core alone takes: what is left of two efficiencies."""
+        case = make_case("ep", "mixtral-8x7b", ep=2, seq_len=seq_len)
+        half = get_assumptions("datasheet", ["attention_forward=0.5", "attention_backward=0.5"])
+        action = Action(Kind.ATTENTION, pass_)
+        return float((costs_of(case, half).seconds(action) - costs_of(case).seconds(action))[0])
+
+    forward = 4 * attention_pairs(32768) * 32 * 128 / 989e12
+    assert core(Pass.F, 32768) == pytest.approx(forward)
+    assert core(Pass.B, 32768) == pytest.approx(2.5 * forward)
+    assert core(Pass.W, 32768) == 0
+
+
+@pytest.mark.parametrize("layer, window", [(0, 128), (1, 0)])
+def test_short_spans_reach_less(layer: int, window: int) -> None:
+    assumed = get_assumptions("datasheet", ["attention_half_span=1000", "attention_forward=0.8"])
+    core = attention_core(get_model("gpt-oss-120b"), layer, Pass.F, 16384, 8192, 2, assumed)
+    pairs = attention_pairs(8192, window)
+    span = 2 * pairs / 8192  # a window of 128 is a span of 254 or so, a whole sequence one of 8193
+    assert core.flops == pytest.approx(2 * pairs * 4 * 64 * 64)
+    assert core.reached == pytest.approx(0.8 * span / (span + 1000))
+
+
+def test_few_rows_are_bound_by_the_experts_weights() -> None:
+    costs = costs_of(make_case("ep", "mixtral-8x7b", ep=2, seq_len=2))
+    weights = 4 * 3 * 4096 * 14336 * 2  # bytes of four local experts
+    assert costs.seconds(Action(Kind.EXPERT))[0] == pytest.approx(weights / 3.35e12, rel=0.01)
+    # The fp32 gradient is read and written.
+    assert costs.seconds(Action(Kind.EXPERT, Pass.W))[0] == pytest.approx(4 * weights / 3.35e12, rel=0.01)
+
+
+def test_a_rank_without_tokens_takes_no_time() -> None:
+    costs = costs_of(with_routing(make_case("ep", ep=4), "hot-rank"), get_assumptions("h200-measured"))
+    seconds = costs.seconds(Action(Kind.EXPERT))
+    assert seconds[0] > 0
+    assert seconds[1:].tolist() == [0, 0, 0]
+
+
+@given(cases())
+@settings(max_examples=15, deadline=None)
+def test_full_recompute_adds_the_forward_to_the_backward(case: Case) -> None:
+    again = costs_of(case.model_copy(update={"layout": case.layout.model_copy(update={"recompute": "full"})}))
+    kept = costs_of(case.model_copy(update={"layout": case.layout.model_copy(update={"recompute": "none"})}))
+    for action in actions_of(kept):
+        if action.kind in COMPUTE and action.pass_ is Pass.B:
+            forward = kept.seconds(action._replace(pass_=Pass.F))
+            assert again.seconds(action) == pytest.approx(kept.seconds(action) + forward)
+            assert again.flops(action) == pytest.approx(kept.flops(action))
+
+
+def m2n(copies: str = "expert") -> Costs:
+    """Two groups of 2 attention and 4 expert ranks, tiny model (H 64, 8 experts, top 2), 16 tokens a rank."""
+    layout = {"groups": 2, "attention_ranks": 2, "expert_ranks": 4, "copies": copies}
+    return costs_of(make_case("disagmoe", cluster="h800x2", **layout))
+
+
+HIT = 1 - (6 * 5) / (8 * 7)  # a token has one of its 2 experts on a rank of 2 of 8
+
+
+@pytest.mark.parametrize("copies, per_rank", [("expert", 2 / 4), ("rank", HIT)])
+def test_m2n_messages_have_closed_forms(copies: str, per_rank: float) -> None:
+    costs = m2n(copies)
+    rows, pairs = 16 * per_rank, 16 * 2 / 4
+    row = 64 * 2
+    expected = {
+        Action(Kind.DISPATCH, Pass.F, 0): ((2, 4), rows * row + pairs * 8),
+        Action(Kind.COMBINE, Pass.F, 0): ((4, 2), rows * row),
+        Action(Kind.COMBINE, Pass.B, 0): ((2, 4), rows * row),
+        Action(Kind.DISPATCH, Pass.B, 0): ((4, 2), rows * row + pairs * 4),
+    }
+    for action, (shape, num_bytes) in expected.items():
+        message = costs.message(action)
+        assert message.crossing.shape == shape
+        assert message.crossing == pytest.approx(np.full(shape, num_bytes))
+
+
+def test_residuals_go_from_rank_to_rank_with_the_row_map() -> None:
+    costs = m2n()
+    assert costs.message(Action(Kind.RESIDUAL, Pass.F, 0)).crossing == pytest.approx(np.eye(2) * 16 * (64 * 2 + 2 * 4))
+    assert costs.message(Action(Kind.RESIDUAL, Pass.B, 0)).crossing == pytest.approx(np.eye(2) * 16 * 64 * 2)
+
+
+def test_what_stays_on_its_rank_is_no_traffic() -> None:
+    message = costs_of(make_case("ep", ep=4)).message(Action(Kind.DISPATCH))
+    assert (np.diag(message.num_bytes) > 0).all()
+    assert np.diag(message.crossing).tolist() == [0, 0, 0, 0]
+    alone = costs_of(make_case("ep", ep=1))
+    assert alone.transfer_s(Action(Kind.DISPATCH)) == 0
+
+
+@pytest.mark.parametrize("copies, all_to_all, many_to_many", [("expert", 4.0, 8.0), ("rank", 3.3, 6.6)])
+def test_copies_over_the_nic_for_128_experts_on_two_nodes(copies: str, all_to_all: float, many_to_many: float) -> None:
+    """Qwen3, top 8 of 128 on 16 ranks: an all-to-all over two nodes crosses with half, a many-to-many with all."""
+    shape = {"model": "qwen3-235b", "cluster": "h800x4", "seq_len": 128, "copies": copies}
+    colocated = costs_of(make_case("ep", ep=16, **shape)).message(Action(Kind.COMBINE))
+    apart = costs_of(make_case("disagmoe", attention_ranks=16, expert_ranks=16, **shape)).message(Action(Kind.COMBINE))
+    for message, expected in ((colocated, all_to_all), (apart, many_to_many)):
+        over_nic = (message.num_bytes * message.over_nic).sum() / 16 / (128 * 4096 * 2)
+        assert over_nic == pytest.approx(expected, abs=0.05)
+
+
+def test_links_follow_the_nodes_of_both_ends() -> None:
+    # A0 = 0..5, F0 = 6..7 on the first node of 8; A1 = would be elsewhere: here one group of each, 6 and 4 ranks.
+    costs = costs_of(make_case("disagmoe", cluster="h800x2", attention_ranks=6, expert_ranks=4))
+    message = costs.message(Action(Kind.DISPATCH))
+    assert message.over_nvlink.tolist() == [[True, True, False, False]] * 6
+    assert message.over_nic.tolist() == [[False, False, True, True]] * 6
+    ports = costs.ports(Action(Kind.DISPATCH))
+    sent = message.num_bytes
+    assert ports.nic_send_s == pytest.approx(sent[:, 2:].sum(axis=1) / 50e9)
+    assert ports.nvlink_send_s == pytest.approx(sent[:, :2].sum(axis=1) / 160e9)
+    assert ports.nic_receive_s == pytest.approx([0, 0, *(sent[:, 2:].sum(axis=0) / 50e9)])
+    assert ports.latency_s == pytest.approx([5e-6, 5e-6, 10e-6, 10e-6])
+    assert not costs.uniform
+
+
+def test_a_transfer_alone_takes_its_busiest_port_and_the_latency() -> None:
+    costs = m2n()
+    received = 2 * (8 * 64 * 2 + 8 * 8)  # by one of four expert ranks, from two
+    sent = 2 * received
+    assert costs.transfer_s(Action(Kind.DISPATCH)) == pytest.approx(sent / 160e9 + 5e-6)
+
+
+def test_uniform_where_ranks_are_alike() -> None:
+    assert m2n().uniform
+    assert costs_of(make_case("ep", cluster="h800x2", ep=4, pp=2)).uniform
+    assert not costs_of(with_routing(make_case("ep", ep=4), "zipf:1")).uniform
+
+
+@pytest.mark.parametrize("shard_state", [True, False])
+@pytest.mark.parametrize("system, layout", [("ep", {"ep": 2, "pp": 2}), ("disagmoe", {"groups": 2, "expert_ranks": 2})])
+def test_static_state_holds_every_parameter(system: str, layout: dict[str, int], shard_state: bool) -> None:
+    case = make_case(system, "tiny-shared", cluster="h800x2", replicas=2, shard_state=shard_state, **layout)
+    costs = costs_of(case)
+    total = num_parameters(case.model).total
+    experts = total - num_parameters(case.model.model_copy(update={"num_dense_layers": 3})).total
+    assert experts > 0
+    held = sum(costs.static_bytes(group.name) * group.size for group in costs.placement.groups)
+    if shard_state:
+        # One replica's ranks hold half of the optimizer's state, as there are two; weights and gradients in each copy.
+        assert held * 2 >= 12 * total
+    else:
+        assert held >= 18 * total
+        if system == "disagmoe":  # one attention rank a group: nothing is there twice
+            assert held == pytest.approx(18 * total)
+
+
+def test_state_is_divided_over_the_ranks_that_hold_the_same() -> None:
+    one, two = (costs_of(make_case("disagmoe", expert_ranks=2, replicas=n, cluster="h800x2")) for n in (1, 2))
+    experts = 4 * 8 * 3 * 64 * 96 / 2
+    assert one.static_bytes("F0") == pytest.approx(18 * experts)
+    assert two.static_bytes("F0") == pytest.approx((6 + 12 / 2) * experts)
+
+
+def test_gradient_sums_are_rings() -> None:
+    case = make_case("disagmoe", expert_ranks=8, attention_ranks=8, replicas=2, cluster="h800x4", shard_state=False)
+    costs = costs_of(case)
+    # An expert shard has two copies, a node apart: half of it is sent twice over one NIC.
+    experts = 4 * 3 * 64 * 96
+    assert costs.sync_bytes("F0") == pytest.approx(2 * 4 * experts / 2)
+    assert costs.sync_s("F0") == pytest.approx(4 * experts / 50e9 + 2 * 10e-6)
+    # Attention is on 16 ranks of two nodes: the eight NICs of a node outrun NVLink.
+    assert costs.sync_s("A0") == pytest.approx(costs.sync_bytes("A0") / 160e9 + 2 * log2(16) * 10e-6)
+    sharded = costs_of(case.model_copy(update={"layout": case.layout.model_copy(update={"shard_state": True})}))
+    # fp32 gradients are reduced, bf16 weights are gathered.
+    assert sharded.sync_bytes("F0") == pytest.approx((4 + 2) * experts / 2)
+    assert costs_of(make_case("disagmoe", expert_ranks=2)).sync_s("F0") == 0
+
+
+def test_the_update_moves_every_byte_of_the_state() -> None:
+    costs = costs_of(make_case("disagmoe", expert_ranks=2))
+    experts = 4 * 8 * 3 * 64 * 96 / 2
+    # Gradient 4, main weight and two moments read and written 24, weight 2.
+    assert costs.update_s("F0") == pytest.approx(30 * experts / 3.35e12)
+
+
+def test_messages_are_held_whole_where_they_are_packed_and_received() -> None:
+    costs = costs_of(make_case("ep", ep=4))
+    dispatch = Action(Kind.DISPATCH)
+    packed = costs.message(dispatch).num_bytes
+    assert costs.held_bytes(Held.SENT, dispatch) == pytest.approx(packed.sum(axis=1))
+    assert costs.held_bytes(Held.RECEIVED, dispatch) == pytest.approx(packed.sum(axis=0))
+
+
+def test_recompute_holds_less_until_the_backward_and_as_much_after() -> None:
+    none, full = (costs_of(make_case("ep", ep=2, recompute=recompute)) for recompute in ("none", "full"))
+    for kind in (Kind.ATTENTION, Kind.EXPERT):
+        forward, backward = Action(kind), Action(kind, Pass.B)
+        assert (full.held_bytes(Held.FORWARD, forward) < none.held_bytes(Held.FORWARD, forward)).all()
+        assert full.held_bytes(Held.BACKWARD, backward) == pytest.approx(none.held_bytes(Held.BACKWARD, backward))
+
+
+def test_costs_do_not_depend_on_the_micro_batch() -> None:
+    costs = m2n()
+    for kind in (Kind.ATTENTION, Kind.DISPATCH):
+        first, later = Action(kind, Pass.F, 1, 0), Action(kind, Pass.F, 1, 3)
+        cost = costs.seconds if kind is Kind.ATTENTION else costs.transfer_s
+        assert np.array_equal(cost(first), cost(later))
+
+
+def test_free_communication_is_free() -> None:
+    costs = costs_of(make_case("ep", ep=4, pp=2, cluster="h800x2")).with_free_communication()
+    assert all(costs.transfer_s(action) == 0 for action in actions_of(costs) if action.kind not in COMPUTE)
+    assert costs.sync_s("S0") == 0
+
+
+def test_a_transfer_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"transfer: 'residual:F0.0' is not valid"):
+        costs_of(make_case("ep", ep=2)).message(Action(Kind.RESIDUAL))
+
+
+# Of a value that differs from both sets' own, and the total that it moves.
+OVERRIDES = {
+    "gemm": "0.3",
+    "grouped_gemm": "0.3",
+    "grouped_gemm_backward": "0.3",
+    "attention_forward": "0.3",
+    "attention_backward": "0.3",
+    "attention_half_span": "9000",
+    "attention_backward_factor": "4",
+    "hbm": "0.3",
+    "optimizer": "0.3",
+    "nvlink": "0.3",
+    "nic_all_to_all": "0.3",
+    "nic_many_to_many": "0.3",
+    "nic_collective": "0.3",
+    "transfer_s": "0.5",
+    "kernel_s": "0.5",
+    "communication_sms": "64",
+}
+
+
+def all_seconds(assumed: Assumptions) -> float:
+    """Everything that takes time, in two layouts that use every link."""
+    total = 0.0
+    for system, layout in (
+        ("ep", {"ep": 16}),
+        ("disagmoe", {"attention_ranks": 8, "expert_ranks": 4, "groups": 2}),
+    ):
+        case = make_case(system, "qwen3-30b", cluster="h800x6", seq_len=8192, replicas=2, **layout)
+        costs = costs_of(case, assumed)
+        for action in actions_of(costs):
+            is_compute = action.kind in COMPUTE
+            total += float(costs.seconds(action).sum()) if is_compute else costs.transfer_s(action)
+        total += sum(costs.sync_s(group.name) + costs.update_s(group.name) for group in costs.placement.groups)
+    return total
+
+
+@pytest.mark.parametrize("name", sorted(Assumptions.model_fields))
+def test_every_assumption_takes_effect(name: str) -> None:
+    assumed = get_assumptions("h200-measured")
+    slower = assumed.with_overrides([f"{name}={OVERRIDES[name]}"])
+    assert all_seconds(slower) > all_seconds(assumed) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(ASSUMPTIONS))
+def test_a_sets_text_gives_it_again(name: str) -> None:
+    assumed = ASSUMPTIONS[name]
+    assert get_assumptions("datasheet", str(assumed).split()) == assumed
+
+
+@pytest.mark.parametrize(
+    "pair, message",
+    [
+        ("gem=1", "did you mean 'gemm'"),
+        ("gemm", "key=value"),
+        ("gemm=fast", "a number"),
+        ("gemm=2", "less than or equal to 1"),
+        ("gemm=nan", "finite"),
+        ("communication_sms=1.5", "a whole number"),
+    ],
+)
+def test_bad_overrides_say_what_is_allowed(pair: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        DATASHEET.with_overrides([pair])
+
+
+def test_bad_names_and_too_many_sms() -> None:
+    with pytest.raises(BadInput, match="datasheet, h200-measured"):
+        get_assumptions("data-sheet")
+    greedy = DATASHEET.with_overrides(["communication_sms=132"])
+    with pytest.raises(BadInput, match="less than 132 SMs"):
+        costs_of(make_case("ep", ep=2), greedy).seconds(Action(Kind.HEAD))
+
+
+def test_an_unknown_dtype_of_the_gpu_is_named() -> None:
+    cluster = get_cluster("h800x1")
+    gpu = cluster.gpu.model_copy(update={"peak_tflops": {"fp8": 1.0}})
+    case = make_case("ep", get_model("tiny"), ep=2)
+    lacking = case.model_copy(update={"cluster": cluster.model_copy(update={"gpu": gpu})})
+    with pytest.raises(BadInput, match="fp8"):
+        costs_of(lacking).seconds(Action(Kind.HEAD))

@@ -1,0 +1,426 @@
+"""Systems on real ranks compute the reference's loss, gradients, clip norm and updated weights.
+
+Models are as small as they can be with everything in them: a case takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+from cases import make_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.case import Case
+from bench.errors import BadInput
+from bench.execute.pool import RankPool
+from bench.models import Model
+
+torch = pytest.importorskip("torch")
+
+from bench.execute.job import Job  # noqa: E402
+from bench.execute.report import VerifyReport  # noqa: E402
+from bench.execute.verify import RankOutcome, ReferenceStep, holders, step_on_rank, verify  # noqa: E402
+
+SMALL = Model(
+    name="small",
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    num_experts=4,
+    top_k=2,
+    expert_hidden_size=24,
+    vocab_size=64,
+)
+SHARED = {"num_shared_experts": 1, "shared_hidden_size": 40}
+DENSE_FIRST = {"num_layers": 3, "num_dense_layers": 1, "dense_hidden_size": 48}
+SIGMOID = {
+    "qk_norm": True,
+    "router_score": "sigmoid",
+    "router_scale": 2.5,
+    "aux_loss_coeff": 0.02,
+    "z_loss_coeff": 0.01,
+}
+SIX_EXPERTS = {"num_experts": 6}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case to verify: system, layout, changes to the model, and how tokens choose experts."""
+
+    system: str
+    layout: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=dict)
+    microbatches: int = 2
+    routing: str = "learned"
+    dtype: str = "fp32"
+
+    def case(self, seed: int = 0) -> Case:
+        model = Model(**{**SMALL.model_dump(), **self.model})
+        case = make_case(self.system, model, microbatches=self.microbatches, **self.layout)
+        changes = {"routing": self.routing, "seed": seed, "dtype": self.dtype}
+        return case.model_copy(update={"workload": case.workload.model_copy(update=changes)})
+
+    def __str__(self) -> str:
+        """For pytest."""
+        words = [f"{key}={value}" for key, value in {**self.layout, **self.model}.items()]
+        return " ".join([self.system, *words, f"m={self.microbatches}", self.routing, self.dtype])
+
+
+def ep(**layout: Any) -> dict[str, Any]:
+    return layout
+
+
+def af(m: int, n: int, groups: int = 1, **layout: Any) -> dict[str, Any]:
+    """M attention ranks and N expert ranks a group."""
+    return {"attention_ranks": m, "expert_ranks": n, "groups": groups, **layout}
+
+
+def check(trial: Trial, pool: RankPool, **options: Any) -> VerifyReport:
+    report = verify(trial.case(), pool, **options)
+    assert report.ok, str(report)
+    # Clipping is active, and no comparison is empty.
+    assert report.reference_grad_norm > 0
+    assert len(report.parameters) > 10
+    return report
+
+
+FOUR_LAYERS = {"num_layers": 4}
+
+EXPERT_PARALLEL = [
+    Trial("ep", ep(ep=1)),
+    Trial("ep", ep(ep=2)),
+    Trial("ep", ep(ep=4), {"num_experts": 8}),
+    Trial("ep", ep(ep=2, pp=2)),
+    Trial("ep", ep(ep=1, pp=2, vpp=2), FOUR_LAYERS, 4),
+    Trial("ep", ep(ep=2, pp=3), {**DENSE_FIRST, **SHARED}, 3),
+    Trial("ep", ep(ep=1, pp=3), {"num_layers": 3, "num_dense_layers": 2, "dense_hidden_size": 48}, 3),
+]
+# M : N on one and two groups, one and two layers a group.
+RATIOS = [
+    *(Trial("disagmoe", af(m, n)) for m, n in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))),
+    *(Trial("disagmoe", af(m, n, 2)) for m, n in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))),
+    *(
+        Trial("disagmoe", af(m, n, 2, layers_per_chunk=2, round_length=2), FOUR_LAYERS, 3)
+        for m, n in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))
+    ),
+    Trial("disagmoe", af(1, 1, 3), {"num_layers": 4}),  # groups that hold different numbers of layers
+    Trial("disagmoe", af(1, 2, 2, head_group=1), {"num_layers": 2}),
+    Trial("disagmoe", af(1, 3), SIX_EXPERTS),
+]
+ROUTERS = [
+    *(
+        Trial(system, layout, {"top_k": top_k})
+        for top_k in (1, 4)
+        for system, layout in (("ep", ep(ep=2)), ("disagmoe", af(2, 2)), ("disagmoe", af(1, 2, 2)))
+    ),
+    Trial("disagmoe", af(2, 1, 2), {"router_normalize": False, "aux_loss_coeff": 0.02}),
+    Trial("disagmoe", af(1, 2), {"router_softmax_after_topk": True, "router_normalize": False}),
+    Trial("ep", ep(ep=2, pp=2), {**SIGMOID, "top_k": 1, "router_normalize": False}),
+    Trial("ep", ep(ep=2), SIGMOID),
+    Trial("disagmoe", af(2, 2, 2), SIGMOID),
+]
+# An expert and a rank without tokens, all tokens on one rank, popular experts.
+UNEVEN = [
+    Trial(system, layout, {"num_experts": 8, **model}, routing=routing)
+    for routing in ("empty-expert", "hot-rank", "zipf:1.2", "balanced")
+    for system, layout, model in (
+        ("ep", ep(ep=2, copies="expert"), {}),
+        ("disagmoe", af(2, 2), {}),
+        ("disagmoe", af(1, 4, copies="expert"), SHARED),
+        ("disagmoe", af(2, 2, 2), {"top_k": 1}),
+    )
+]
+SHARED_EXPERTS = [
+    *(
+        Trial(system, layout, {**SHARED, **model})
+        for model in ({}, DENSE_FIRST)
+        for system, layout in (
+            ("ep", ep(ep=2)),
+            ("disagmoe", af(2, 1)),
+            ("disagmoe", af(2, 1, shared_on="expert")),
+            ("disagmoe", af(1, 2, 2, shared_on="expert", copies="expert")),
+        )
+    ),
+    # 16 tokens over three expert ranks: they do not get as many.
+    Trial("disagmoe", af(2, 3, shared_on="expert"), {**SHARED, **SIX_EXPERTS}),
+]
+SCHEDULES = [
+    *(
+        Trial(system, layout, FOUR_LAYERS, microbatches)
+        for microbatches in (1, 3, 8)
+        for system, layout in (
+            ("ep", ep(ep=1, pp=2)),
+            ("disagmoe", af(1, 1, 2, round_length=3)),
+            ("disagmoe", af(2, 1, 2, round_length=8, deferred_w=3)),
+        )
+    ),
+    *(
+        Trial(system, {**layout, "copies": copies, "recompute": recompute, "mbs": 2}, SHARED)
+        for copies in ("expert", "rank")
+        for recompute in ("none", "full")
+        for system, layout in (("ep", ep(ep=2, pp=2)), ("disagmoe", af(2, 2)), ("disagmoe", af(1, 2, 2)))
+    ),
+    Trial("disagmoe", af(1, 2, 2, recompute="full"), {**SIGMOID, **DENSE_FIRST}),
+]
+REPLICAS = [
+    Trial(system, {**layout, "replicas": 2, "shard_state": shard_state}, SHARED)
+    for shard_state in (True, False)
+    for system, layout in (
+        ("ep", ep(ep=2, pp=2)),
+        ("disagmoe", af(2, 1, shared_on="expert")),
+        ("disagmoe", af(1, 1, 2)),
+    )
+]
+
+
+@pytest.mark.parametrize("trial", EXPERT_PARALLEL, ids=str)
+def test_expert_parallel(trial: Trial, pool: RankPool) -> None:
+    check(trial, pool)
+
+
+@pytest.mark.parametrize("trial", RATIOS, ids=str)
+def test_ratios_of_attention_and_expert_ranks(trial: Trial, pool: RankPool) -> None:
+    check(trial, pool)
+
+
+@pytest.mark.parametrize("trial", ROUTERS, ids=str)
+def test_routers_and_their_losses(trial: Trial, pool: RankPool) -> None:
+    check(trial, pool)
+
+
+@pytest.mark.parametrize("trial", UNEVEN, ids=str)
+def test_uneven_routing(trial: Trial, pool: RankPool) -> None:
+    report = check(trial, pool)
+    assert report.flips == 0
+    experts = {c.name: c.norm for c in report.parameters if ".experts." in c.name}
+    idle = {name for name, norm in experts.items() if norm == 0}
+    layers = range(SMALL.num_layers)
+    match trial.routing:
+        case "empty-expert":
+            assert {f"layers.{layer}.experts.{e}.fc1" for layer in layers for e in (0, 7)} <= idle
+        case "hot-rank":
+            num_ranks = trial.layout.get("ep") or trial.layout["expert_ranks"]
+            hot = {
+                f"layers.{layer}.experts.{e}.{fc}"
+                for layer in layers
+                for e in range(8 // num_ranks)
+                for fc in ("fc1", "fc2")
+            }
+            assert experts.keys() - idle == hot
+
+
+@pytest.mark.parametrize("trial", SHARED_EXPERTS, ids=str)
+def test_shared_experts_on_either_side(trial: Trial, pool: RankPool) -> None:
+    check(trial, pool)
+
+
+@pytest.mark.parametrize("trial", SCHEDULES, ids=str)
+def test_microbatches_copies_and_recompute(trial: Trial, pool: RankPool) -> None:
+    check(trial, pool)
+
+
+@pytest.mark.parametrize("trial", REPLICAS, ids=str)
+def test_two_replicas(trial: Trial, pool: RankPool) -> None:
+    report = check(trial, pool)
+    assert min(len(check.ranks) for check in report.parameters) == 2
+
+
+@st.composite
+def trials(draw: st.DrawFn) -> Trial:
+    """Random layouts of at most eight ranks."""
+    shared = draw(st.booleans())
+    dense = draw(st.integers(0, 1))
+    layers = draw(st.integers(dense + 1, 4))
+    model = {
+        "num_layers": layers,
+        "num_dense_layers": dense,
+        "dense_hidden_size": 48,
+        "num_experts": 12,
+        "top_k": draw(st.integers(1, 4)),
+        **(SHARED if shared else {}),
+        **(SIGMOID if draw(st.booleans()) else {}),
+    }
+    layout: dict[str, Any] = {
+        "copies": draw(st.sampled_from(["expert", "rank"])),
+        "recompute": draw(st.sampled_from(["none", "full"])),
+        "mbs": draw(st.integers(1, 2)),
+        "shard_state": draw(st.booleans()),
+    }
+    microbatches = draw(st.integers(1, 4))
+    routing = draw(st.sampled_from(["learned", "balanced", "zipf:1.0", "hot-rank", "empty-expert"]))
+    if draw(st.booleans()):
+        pp = draw(st.integers(1, min(3, layers)))
+        size = draw(st.sampled_from([ranks for ranks in (1, 2, 3, 4) if ranks * pp <= 8]))
+        layout |= {"ep": size, "pp": pp, "replicas": draw(st.integers(1, min(2, 8 // (size * pp))))}
+        return Trial("ep", layout, model, microbatches, routing)
+    groups = draw(st.integers(1, min(2, layers)))
+    m = draw(st.integers(1, 8 // groups - 1))
+    n = draw(st.sampled_from([ranks for ranks in (1, 2, 3, 4, 6) if (m + ranks) * groups <= 8]))
+    layout |= {
+        "attention_ranks": m,
+        "expert_ranks": n,
+        "groups": groups,
+        "layers_per_chunk": draw(st.integers(1, layers // groups)),
+        "round_length": draw(st.integers(1, 4)),
+        "deferred_w": draw(st.integers(0, 3)),
+        "head_group": draw(st.one_of(st.none(), st.integers(0, groups - 1))),
+        "shared_on": draw(st.sampled_from(["attention", "expert"])) if shared else "attention",
+        "replicas": draw(st.integers(1, min(2, 8 // ((m + n) * groups)))),
+    }
+    return Trial("disagmoe", layout, model, microbatches, routing)
+
+
+@given(trials(), st.integers(0, 1000))
+@settings(max_examples=25)
+def test_random_layouts(pool: RankPool, trial: Trial, seed: int) -> None:
+    report = verify(trial.case(seed), pool)
+    assert report.ok, str(report)
+
+
+BF16 = [
+    Trial("ep", ep(ep=2, pp=2), {"num_experts": 8, "top_k": 4}, 4, dtype="bf16"),
+    Trial("disagmoe", af(2, 2, 2), {"num_experts": 8, "top_k": 4, **SHARED}, 4, dtype="bf16"),
+    Trial("disagmoe", af(1, 2, 2, copies="expert", recompute="full"), {**SIGMOID, **FOUR_LAYERS}, 4, dtype="bf16"),
+]
+
+
+@pytest.mark.parametrize("trial", BF16, ids=str)
+def test_bf16_with_the_systems_experts_replayed(trial: Trial, pool: RankPool) -> None:
+    report = check(trial, pool)
+    assert report.dtype == "bf16"
+    assert report.tolerance.gradient > 1e-3
+    assert report.worst.gradient_error > 1e-5  # it was bf16
+    if report.replayed:
+        free = verify(trial.case(), pool, replay=False)
+        assert free.flips == report.flips > 0
+        assert free.free == report.free
+        assert free.worst.gradient_error == report.free.worst_gradient_error
+
+
+def test_some_bf16_run_has_flips(pool: RankPool) -> None:
+    """A few in ten thousand choices; without them nothing would show that replaying works."""
+    trial = Trial("disagmoe", af(1, 1, mbs=16), {**FOUR_LAYERS, "num_experts": 12, "top_k": 4}, 8, dtype="bf16")
+    report = check(trial, pool)
+    assert report.flips > 0
+    assert report.replayed
+    assert report.free.worst_gradient_error > 2 * report.worst.gradient_error
+
+
+class Finished(NamedTuple):
+    reference: ReferenceStep
+    outcomes: list[RankOutcome]
+
+
+@pytest.fixture(scope="module")
+def finished(pool: RankPool) -> Finished:
+    """A step that went well: two replicas of everything, nothing sharded away."""
+    trial = Trial("disagmoe", af(1, 2, replicas=2, shard_state=False), SHARED)
+    job = Job.of(trial.case(), "synthetic")
+    reference = ReferenceStep(job)
+    return Finished(reference, pool.run(step_on_rank, job, reference.settings, world_size=job.world_size))
+
+
+def spoilt(finished: Finished) -> list[RankOutcome]:
+    return copy.deepcopy(finished.outcomes)
+
+
+def test_the_report_says_ok_in_a_few_lines(finished: Finished) -> None:
+    report = finished.reference.compare(finished.outcomes)
+    assert report.ok
+    assert report.problems == ()
+    assert "ok" in str(report).splitlines()[0]
+    rows = report.table()
+    assert len(rows) == len(report.parameters)
+    assert {len(row) for row in rows} == {len(report.COLUMNS)}
+    assert rows[0][0] == report.worst.name
+
+
+def test_a_slightly_wrong_gradient_is_found(finished: Finished) -> None:
+    outcomes = spoilt(finished)
+    for outcome in outcomes:
+        for grad in (g for name, g in outcome.grads.items() if name == "layers.1.experts.2.fc2"):
+            grad *= 1 + 3e-5
+    report = finished.reference.compare(outcomes)
+    assert [line.split(":")[0] for line in report.problems] == ["layers.1.experts.2.fc2"]
+    assert not report.ok
+
+
+def test_copies_that_differ_in_one_bit_are_found(finished: Finished) -> None:
+    outcomes = spoilt(finished)
+    weight = outcomes[3].weights["head.weight"]
+    weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(10.0))
+    (problem,) = finished.reference.compare(outcomes).problems
+    assert problem == "head.weight: differs between ranks 0, 3"
+
+
+def test_misplaced_parameters_are_found(finished: Finished) -> None:
+    outcomes = spoilt(finished)
+    outcomes[1].grads["embed.weight"] = outcomes[0].grads["embed.weight"]
+    outcomes[1].weights["embed.weight"] = outcomes[0].weights["embed.weight"]
+    for outcome in outcomes:
+        outcome.grads.pop("layers.0.experts.1.fc1", None)
+    problems = finished.reference.compare(outcomes).problems
+    assert problems == (
+        "embed.weight: on ranks (0, 1, 3), and should be on (0, 3)",
+        "layers.0.experts.1.fc1: on ranks (), and should be on (1, 4)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "words"),
+    [("loss", 1e-5, "loss: error"), ("grad_norm", 1e-3, "gradient norm: error"), ("loss", float("nan"), "loss: error")],
+)
+def test_wrong_numbers_are_found(finished: Finished, field: str, change: float, words: str) -> None:
+    outcomes = spoilt(finished)
+    outcomes[0] = dataclasses.replace(outcomes[0], **{field: getattr(outcomes[0], field) * (1 + change)})
+    (problem,) = finished.reference.compare(outcomes).problems
+    assert problem.startswith(words)
+
+
+def test_a_step_of_the_wrong_length_is_found(finished: Finished) -> None:
+    """Clipping left out, for one: weights move twice as far."""
+    reference, outcomes = finished
+    unclipped = dataclasses.replace(reference.settings, max_norm=1e9)
+    try:
+        reference.settings, right = unclipped, reference.settings
+        problems = reference.compare(outcomes).problems
+    finally:
+        reference.settings = right
+    assert any("weight error" in line for line in problems)
+
+
+def test_expert_choices_that_differ_are_counted_and_limited(finished: Finished) -> None:
+    outcomes = spoilt(finished)
+    ids = next(iter(outcomes[0].expert_ids.values()))
+    ids[:, :6] = (ids[:, :6] + 2) % 4
+    report = finished.reference.compare(outcomes)
+    assert report.replayed
+    assert report.flips > report.tolerance.most_flips(report.num_choices)
+    assert any("expert choices differ" in line for line in report.problems)
+
+
+def test_holders_are_what_the_placement_says() -> None:
+    trial = Trial("disagmoe", af(1, 2, 2, replicas=2, shared_on="expert", cluster="h800x2"), SHARED)
+    job = Job.of(trial.case(), "synthetic")
+    found = holders(job.case.model, job.program.plan.placement, 2)
+    # A replica's ranks: A0 = 0, A1 = 1, F0 = 2..3, F1 = 4..5; the second replica begins at 6.
+    assert found["embed.weight"] == (0, 6)
+    assert found["layers.1.attention.qkv.weight"] == (1, 7)
+    assert found["layers.0.shared.fc1"] == (2, 3, 8, 9)
+    assert found["layers.1.experts.3.fc2"] == (5, 11)
+
+
+def test_bad_cases_are_refused(pool: RankPool) -> None:
+    with pytest.raises(BadInput, match="at least 12"):
+        verify(Trial("disagmoe", af(2, 4, 2, cluster="h800x2")).case(), pool)
+    with pytest.raises(BadInput, match="dtype"):
+        verify(Trial("ep", ep(ep=1)).case(), pool, dtype="fp8")
+    with pytest.raises(BadInput, match="attention_bias"):
+        verify(Trial("ep", ep(ep=1), {"attention_bias": True}).case(), pool)
