@@ -63,7 +63,9 @@ _KIND = {word: kind for kind, word in _WORD.items()}
 _TEXT = re.compile(r"([a-z]+)(?::([FBW])(\d+)\.(\d+)(?:\.(\d+))?)?")
 
 # Bits of the packed code, lowest first.
-_KIND_BITS, _PASS_BITS, _LAYER_BITS, _CHUNK_BITS, _MICROBATCH_BITS = 5, 2, 14, 10, 24
+_KIND_BITS, _PASS_BITS, _LAYER_BITS, _CHUNK_BITS = 5, 2, 14, 10
+MICROBATCH_STEP = 1 << (_KIND_BITS + _PASS_BITS + _LAYER_BITS + _CHUNK_BITS)
+"""What a code grows by from one micro-batch to the next."""
 
 
 class Action(NamedTuple):
@@ -147,4 +149,4 @@ def view(code: int) -> Action:
 
 def at_microbatch(codes: Codes, microbatch: Codes | int) -> Codes:
     """The same actions with `microbatch` added to theirs (codes of micro-batch 0 become those of another)."""
-    return codes + (np.int64(1) << (_KIND_BITS + _PASS_BITS + _LAYER_BITS + _CHUNK_BITS)) * microbatch
+    return codes + MICROBATCH_STEP * microbatch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.action import Action, Kind, Pass
+from bench.action import Action, Kind, Pass, view
 from bench.case import Layout
 from bench.edges import edges
 from bench.models import get_model
@@ -74,7 +74,8 @@ def makespan(af_pipe: AFPipe) -> float:
     inputs: dict[Action, list[tuple[Action | None, Action]]] = {}
     for part in af_pipe.parts:
         for target, _, via, _ in part.feeds:
-            inputs.setdefault(af_pipe.parts[target].action, []).append((via, part.action))
+            sent_by = None if via < 0 else view(via)
+            inputs.setdefault(af_pipe.parts[target].action, []).append((sent_by, part.action))
     todo = {key: list(queue) for key, queue in queues.items()}
     free = dict.fromkeys(todo, 0.0)
     while any(todo.values()):

@@ -65,8 +65,8 @@ def require_communication(labelled: Labelled, num_files: int) -> None:
     raise BadInput(
         "trace",
         trace.path.name,
-        f"a trace in which communication is recognised, for {world_size} ranks took part and none was; name its kernels "
-        f"in a file for --kernels (busiest unknown kernels: {names or 'none'})",
+        f"a trace in which communication is recognised: {world_size} ranks took part and none was; name its kernels in "
+        f"a file for --kernels (busiest unknown kernels: {names or 'none'})",
     )
 
 
@@ -193,7 +193,9 @@ def _unknown(labelled: Labelled, here: Mask) -> tuple[UnknownKernel, ...]:
     return tuple(UnknownKernel(name, count, _s(round(total))) for name, (count, total) in busiest)
 
 
-def _boxes(labelled: Labelled, lanes: list[int], first: int, last: int) -> dict[tuple[int, str], tuple[Seconds, Seconds]]:
+def _boxes(
+    labelled: Labelled, lanes: list[int], first: int, last: int
+) -> dict[tuple[int, str], tuple[Seconds, Seconds]]:
     trace, boxes = labelled.trace, {}
     gap = (last - first) // _BOXES_ACROSS
     for lane in lanes:

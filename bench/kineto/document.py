@@ -1,9 +1,9 @@
 """A trace file as a stream of events: what is in memory is one block of the file, whatever its size.
 
-A trace is one JSON object with a very long array "traceEvents". The array is cut into blocks in front of an event. Where
-to cut is guessed from the bytes (a `}`, a comma, a `{`) and proved by decoding: JSON is read from left to right in one
-way only, so a block that begins at an event and decodes as an array of events ends at an event. Where a guess fails, and
-at the end of the array, the standard library's decoder walks from event to event.
+A trace is one JSON object with a very long array "traceEvents". The array is cut into blocks in front of an event.
+Where to cut is guessed from the bytes (a `}`, a comma, a `{`) and proved by decoding: JSON is read from left to right
+in one way only, so a block that begins at an event and decodes as an array of events ends at an event. Where a guess
+fails, and at the end of the array, the standard library's decoder walks from event to event.
 """
 
 import gzip

@@ -7,7 +7,7 @@ Ints = NDArray[np.int64]
 
 
 def union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The fewest disjoint intervals that cover the same points, sorted; touching ones are joined, empty ones dropped."""
+    """The fewest disjoint intervals that cover the same points, sorted. Touching ones are joined, empty ones dropped."""
     keep = end > start
     start, end = start[keep], end[keep]
     if not len(start):

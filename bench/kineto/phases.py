@@ -1,6 +1,6 @@
 """Which part of the step a kernel belongs to, where the trace tells.
 
-A kernel's launch is the runtime or driver call with the same correlation; its thread and its time decide, in this order:
+A kernel's launch is the runtime or driver call with the same correlation. Its thread and time decide, in this order:
 
 1. the innermost annotation (`record_function`) around the launch on its own thread whose name tells a phase;
 2. the phase that all other threads' annotations around that moment agree on (the autograd engine runs backward in a
@@ -21,7 +21,7 @@ from bench.kineto.intervals import inside
 from bench.kineto.reader import BACKWARD_OP, FORWARD_OP, Columns, Ints, RankTrace
 
 Codes = NDArray[np.int8]
-_CODE = {phase: code for code, phase in enumerate(PHASES)}
+_CODE: dict[str, int] = {phase: code for code, phase in enumerate(PHASES)}
 _NONE = -1
 _BACKWARD = [_CODE["recompute"], _CODE["backward"], _CODE["input_gradient"], _CODE["weight_gradient"]]
 

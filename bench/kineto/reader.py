@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.errors import BadInput
-from bench.kineto.document import WHOLE, Document, Event
+from bench.kineto.document import BLOCK_BYTES, WHOLE, Document, Event
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -78,22 +78,24 @@ class RankTrace:
     operators: Columns
 
 
-def read_trace(path: Path | str, position: int = 0, block_bytes: int | None = None) -> RankTrace:
+def read_trace(path: Path | str, position: int = 0, block_bytes: int = BLOCK_BYTES) -> RankTrace:
     """Reads one file, gzipped or not, in blocks.
 
     Args:
         position: the rank to assume where neither the trace nor the file's name says it.
     Raises BadInput where the file is not a whole trace, an event of the GPU has no time, or there is none.
     """
-    document = Document(path) if block_bytes is None else Document(path, block_bytes)
+    document = Document(path, block_bytes)
     events = _Events(document.path)
     for block in document.blocks():
         events.add(block)
     if not events.columns[_IS_WORK].num:
         raise BadInput(
-            "trace", document.path.name, f"a trace with GPU work (profile with ProfilerActivity.CUDA): it has "
-            f"{events.num:,} events and none is a kernel, a copy or a memset"
-        )  # fmt: skip
+            "trace",
+            document.path.name,
+            f"a trace with GPU work (profile with ProfilerActivity.CUDA): of its {events.num:,} events none is a kernel, "
+            "a copy or a memset",
+        )
     return _finished(document, events, position)
 
 
@@ -113,7 +115,7 @@ class _Growing:
             ids = tuple(np.array(column, dtype=np.int32) for column in (lane, name, *rest))
             links = np.array(correlation, dtype=np.int64)
         except (TypeError, ValueError, OverflowError):
-            raise BadInput("trace", path.name, f"{WHOLE}; an event has a time or correlation that is no number") from None
+            raise BadInput("trace", path.name, f"{WHOLE}; an event's time or correlation is no number") from None
         if not all(np.isfinite(column).all() for column in times):
             raise BadInput("trace", path.name, f"{WHOLE}; an event has a time that is not finite")
         self.parts.append((*times, links, *ids))
@@ -178,7 +180,8 @@ class _Events:
         try:
             return int(device), int(stream)
         except (TypeError, ValueError):
-            raise BadInput("trace", self.path.name, f"{WHOLE}; {event.name!r} is on no numbered GPU and stream") from None
+            what = f"{event.name!r} is on no numbered GPU and stream"
+            raise BadInput("trace", self.path.name, f"{WHOLE}; {what}") from None
 
 
 def _role(event: Event) -> int:

@@ -39,7 +39,7 @@ class StreamTime:
 
 @dataclass(frozen=True)
 class ClassTime:
-    """sum_s counts every operation; busy_s is the union; exposed_s is what of it no compute runs beside (communication)."""
+    """sum_s counts every operation; busy_s is the union; exposed_s, of communication, is what no compute runs beside."""
 
     name: str
     kind: Kind
@@ -127,7 +127,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Skew:
-    """start_spread_s: between the first and the last GPU to start, by the hosts' clocks; None where these are not given."""
+    """start_spread_s: between the first and the last GPU to start, by the hosts' clocks; None where they differ in kind."""
 
     spreads: tuple[Spread, ...]
     waiting: tuple[Waiting, ...]

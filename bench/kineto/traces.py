@@ -6,6 +6,7 @@ from pathlib import Path
 from bench.errors import BadInput
 from bench.kineto.analyze import label, rank_time, require_communication
 from bench.kineto.classes import UNKNOWN, KernelTable, read_table
+from bench.kineto.document import BLOCK_BYTES
 from bench.kineto.reader import read_trace
 from bench.kineto.skew import Durations, Member, durations, skew_of
 from bench.kineto.times import Analysis, RankTime
@@ -26,7 +27,7 @@ def trace_files(path: Path | str) -> list[Path]:
 
 
 def analyze_traces(
-    paths: Sequence[Path | str], table: KernelTable | None = None, *, boxes: bool = False, block_bytes: int | None = None
+    paths: Sequence[Path | str], table: KernelTable | None = None, *, boxes: bool = False, block_bytes: int = BLOCK_BYTES
 ) -> Analysis:
     """Numbers of all ranks of one job, and how they differ.
 

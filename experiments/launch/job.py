@@ -14,7 +14,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from bench.trial import Trial
 from experiments.launch.ledger import Ledger
 from experiments.launch.submission import Entry, JobFolder, JobRecord
 from experiments.launch.work import status_of
@@ -96,7 +95,7 @@ class Element:
     def _due(self, entry: Entry) -> bool:
         """On rank 0: whether the task still is this job's, and may be tried once more."""
         key = entry.key
-        if not self.ledger.holds(key, entry.generation):
+        if self.folder.dropped() or not self.ledger.holds(key, entry.generation):
             return False
         events = self.folder.events(self.element)
         starts = sum(event["event"] == "case-start" and event["key"] == key for event in events)

@@ -73,6 +73,10 @@ class Ledger:
                     newest[key] = max(newest.get(key, 0), int(number))
         return {key: self._read(key, newest[key]) for key in keys if key in newest}
 
+    def history(self, key: str) -> list[Claim]:
+        """All claims of a task, oldest first."""
+        return [Claim.parse(path.read_text()) for path in sorted(self._claims.glob(f"{key}.*"))]
+
     def _read(self, key: str, generation: int) -> Claim:
         return Claim.parse(self._claim_path(key, generation).read_text())
 

@@ -3,7 +3,9 @@
 Stands in for `bench.execute.pool.RankPool`, which starts ranks itself: here a call of `run` happens on every rank.
 """
 
+import os
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +40,10 @@ class JoinedRanks:
         pool._rank.connection = _Reports(self)  # type: ignore[assignment]
         if device == "cuda":
             _take_gpu(environment.local_rank)
-        self.store = _meet(environment.hostnames[0], meeting, self.rank, num_ranks)
+        alone = environment.num_nodes == 1
+        if alone:  # this host's name need not resolve to an address that reaches it
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        self.store = _meet("127.0.0.1" if alone else environment.hostnames[0], meeting, self.rank, num_ranks)
         self._on_report: Callable[[int, Any], None] | None = None
         self._reports: list[Any] = []
 
@@ -111,8 +116,6 @@ class _Reports:
 
 def _take_gpu(local_rank: int) -> None:
     """The GPU of the local rank; the only one, where the node shows each rank its own."""
-    import os
-
     import torch
 
     from bench.execute.nccl import DEVICE_CONNECTIONS

@@ -46,7 +46,6 @@ class Sweep:
         self._reported: set[str] = set()
         self._refusals, self._not_before = 0, 0.0
         self._trouble = ""
-        self._jobs: set[str] = set()
 
     def run(self) -> Outcome:
         """Returns once every task has its record, Slurm has refused for good, or the sweep was withdrawn.
@@ -185,7 +184,8 @@ class Sweep:
         by_shape: dict[Shape, list[tuple[Task, int, int]]] = {}
         for one in ready:
             by_shape.setdefault(shape_of(one[0], self.site), []).append(one)
-        slots = self._free_slots(claims)
+        busy = {key: claim for key, claim in claims.items() if key not in {task.key for task, _, _ in ready}}
+        slots = self._free_slots(busy)
         for shape, ones in sorted(by_shape.items()):
             wanted = {task.key: (task, generation, attempt) for task, generation, attempt in ones}
             dealt = packs([task for task, _, _ in ones], shape, self.site, self.plan.pack)
@@ -195,11 +195,11 @@ class Sweep:
                 if not self._send(chunk, shape):
                     return
 
-    def _free_slots(self, claims: dict[str, Claim]) -> int:
+    def _free_slots(self, busy: dict[str, Claim]) -> int:
         """Jobs that may be started now: on this machine as many as asked for at a time, on Slurm all."""
         if self.site.executor == "slurm":
             return len(self.by_key)
-        places = {(claim.job, claim.element) for claim in claims.values() if claim.job}
+        places = {(claim.job, claim.element) for claim in busy.values() if claim.job}
         running = sum(JobFolder(self.ledger.jobs / job).ended(element) is None for job, element in places)
         most = self.site.jobs or (1 if self.plan.tasks[0].settings.backend == "run" else len(self.by_key))
         return max(0, most - running)

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bench.action import Action, Kind, Pass
+import numpy as np
+
+from bench.action import MICROBATCH_STEP, Action, Kind, Pass, pack
 from bench.edges import Edge
 from bench.placement import Placement
+from bench.plan import ActionColumn
 
 Duration = Callable[[Action], float]
 """Expected seconds of an action of micro-batch 0."""
@@ -45,10 +48,11 @@ class _Part(NamedTuple):
     """An action of micro-batch 0, by number: what it takes, what it waits for, whom it feeds."""
 
     action: Action
+    code: int
     seconds: float
     num_inputs: int
     weight: int  # number of its weight gradient, -1 if none
-    feeds: tuple[tuple[int, str, Action | None, float], ...]  # consumer, its group, transfer, its seconds
+    feeds: tuple[tuple[int, str, int, float], ...]  # consumer, its group, code of the transfer or -1, its seconds
 
 
 @dataclass
@@ -59,8 +63,8 @@ class _Group:
     backwards: deque[tuple[int, int]]
     in_flight_limit: int
     weights: deque[tuple[int, int]] = field(default_factory=deque)
-    order: list[Action] = field(default_factory=list)
-    sends: list[Action] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)  # packed actions, as the sends
+    sends: list[int] = field(default_factory=list)
     in_flight: int = 0
     busy: bool = False
     send_free_s: float = 0.0
@@ -102,7 +106,7 @@ class AFPipe:
             ]
             self.groups[group.name] = _Group(*queues, in_flight_limit=(len(own) + 1) * round_length)
 
-    def run(self) -> dict[tuple[str, str], list[Action]]:
+    def run(self) -> dict[tuple[str, str], ActionColumn]:
         """Queues of the compute and the send stream of every group."""
         # (seconds, ticket, group, part, micro-batch, whether that part ends here or an input of it arrives)
         events: list[tuple[float, int, str, int, int, bool]] = []
@@ -119,7 +123,7 @@ class AFPipe:
             if chosen is not None:
                 part, m = chosen
                 group.busy = True
-                group.order.append(self.parts[part].action._replace(microbatch=m))
+                group.order.append(self.parts[part].code + MICROBATCH_STEP * m)
                 at(now + self.parts[part].seconds, name, part, m, True)
 
         for name in self.groups:
@@ -135,12 +139,13 @@ class AFPipe:
             start(name, now)
         return self._queues()
 
-    def _queues(self) -> dict[tuple[str, str], list[Action]]:
-        queues: dict[tuple[str, str], list[Action]] = {}
+    def _queues(self) -> dict[tuple[str, str], ActionColumn]:
+        end = pack([Action(Kind.SYNC), Action(Kind.UPDATE)]).tolist()
+        queues = {}
         for name, group in self.groups.items():
-            queues[name, "compute"] = [*group.order, Action(Kind.SYNC), Action(Kind.UPDATE)]
+            queues[name, "compute"] = ActionColumn(np.array([*group.order, *end], dtype=np.int64))
             if group.sends:
-                queues[name, "send"] = group.sends
+                queues[name, "send"] = ActionColumn(np.array(group.sends, dtype=np.int64))
         return queues
 
     def _choose(self, group: _Group) -> tuple[int, int] | None:
@@ -164,28 +169,29 @@ class AFPipe:
     def _send(self, group: _Group, part: int, m: int, now: float) -> Iterator[tuple[int, str, float]]:
         """What the end of a part makes arrive: (consumer, its group, seconds). One send port a group, in order."""
         for target, there, via, seconds in self.parts[part].feeds:
-            if via is None:
+            if via < 0:
                 yield target, there, now
                 continue
             group.send_free_s = max(now, group.send_free_s) + seconds
-            group.sends.append(via._replace(microbatch=m))
+            group.sends.append(via + MICROBATCH_STEP * m)
             yield target, there, group.send_free_s
 
 
 def _parts(
     placement: Placement, graph: list[Edge], actions: list[Action], number: dict[Action, int], duration: Duration
 ) -> list[_Part]:
-    feeds: dict[Action, list[tuple[int, str, Action | None, float]]] = {}
+    feeds: dict[Action, list[tuple[int, str, int, float]]] = {}
     num_inputs = dict.fromkeys(actions, 0)
     for edge in graph:
         if edge.dst.pass_ is not Pass.W:  # a weight gradient follows its own backward: no need to wait for it
             home = placement.home(edge.dst.kind, edge.dst.layer)
-            seconds = 0.0 if edge.via is None else duration(edge.via)
-            feeds.setdefault(edge.src, []).append((number[edge.dst], home, edge.via, seconds))
+            seconds, via = (0.0, -1) if edge.via is None else (duration(edge.via), int(pack([edge.via])[0]))
+            feeds.setdefault(edge.src, []).append((number[edge.dst], home, via, seconds))
             num_inputs[edge.dst] += 1
     return [
         _Part(
             action,
+            int(pack([action])[0]),
             duration(action),
             num_inputs[action],
             number.get(action._replace(pass_=Pass.W), -1) if action.pass_ is Pass.B else -1,

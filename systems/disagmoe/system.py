@@ -10,7 +10,7 @@ from bench.assumptions import get_assumptions
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.edges import edges
 from bench.placement import Placement
-from bench.plan import ActionColumn, Plan
+from bench.plan import Plan
 from bench.predict import costs_of
 from bench.system import divisors
 from systems.disagmoe.af_pipe import AFPipe, Duration
@@ -72,8 +72,7 @@ class DisagMoE:
             min(layout.round_length, num_microbatches),
             layout.deferred_w,
         )
-        queues = {key: ActionColumn.of(queue) for key, queue in pipe.run().items()}
-        return Plan(self.name, placement, queues, num_microbatches, layout.copies, layout.recompute)
+        return Plan(self.name, placement, pipe.run(), num_microbatches, layout.copies, layout.recompute)
 
 
 def expected_durations(case: Case, placement: Placement) -> Duration:

@@ -1,0 +1,81 @@
+"""From an experiment to tasks: its specs, those that are asked for, their layouts and their repeats."""
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.case import Case, CaseSpec
+from bench.errors import BadInput, unknown
+from bench.system import get_system
+from experiments import get_experiment, names
+from experiments.launch.work import Settings, Task
+
+FIELDS: Mapping[str, Callable[[CaseSpec], object]] = {
+    "model": lambda spec: spec.model.name,
+    "system": lambda spec: spec.system,
+    "cluster": lambda spec: spec.cluster.name,
+    "nodes": lambda spec: spec.cluster.num_nodes,
+    "seq_len": lambda spec: spec.workload.seq_len,
+    "routing": lambda spec: spec.workload.routing,
+    "dtype": lambda spec: spec.workload.dtype,
+    "seed": lambda spec: spec.workload.seed,
+}
+"""What `--only` can tell specs by."""
+
+
+def specs_of(experiment: str, quick: bool) -> list[CaseSpec]:
+    """The specs of an experiment, by its name or by a Python file that has ``specs(quick)``. Raises BadInput."""
+    module = _file(Path(experiment)) if experiment.endswith(".py") else get_experiment(experiment)
+    if not hasattr(module, "specs"):
+        raise unknown("experiment", experiment, [name for name in names() if hasattr(get_experiment(name), "specs")])
+    return list(dict.fromkeys(module.specs(quick)))
+
+
+def _file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise BadInput("experiment", str(path), "a Python file that can be read")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput("experiment", str(path), f"a file that Python can run ({type(error).__name__}: {error})") from None
+    return module
+
+
+def only(specs: Sequence[CaseSpec], words: Sequence[str]) -> list[CaseSpec]:
+    """The specs that ``field=value`` words choose; several values of one field are alternatives. Raises BadInput."""
+    wanted: dict[str, set[str]] = {}
+    for word in (part for given in words for part in given.split(",") if part):
+        field, equals, value = word.partition("=")
+        if not equals:
+            raise BadInput("only", word, "field=value[,field=value ...]")
+        if field not in FIELDS:
+            raise unknown("only", field, FIELDS)
+        known = sorted({str(FIELDS[field](spec)) for spec in specs})
+        if value not in known:
+            raise unknown(f"only.{field}", value, known)
+        wanted.setdefault(field, set()).add(value)
+    chosen = [spec for spec in specs if all(str(FIELDS[field](spec)) in values for field, values in wanted.items())]
+    if not chosen:
+        raise BadInput("only", ",".join(words), f"what at least one of the {len(specs)} cases has")
+    return chosen
+
+
+def tasks_of(specs: Sequence[CaseSpec], settings: Settings, repeats: int) -> list[Task]:
+    """One task a spec and repeat. Raises BadInput where a system is unknown, or a simulation is to be repeated."""
+    if not 1 <= repeats <= 1000:
+        raise BadInput("repeats", repeats, "1 to 1000")
+    if settings.backend == "simulate" and repeats > 1:
+        raise BadInput("repeats", repeats, "1 for a simulation, which comes out the same every time")
+    for spec in specs:
+        get_system(spec.system)
+    return [Task(spec, settings, repeat) for repeat in range(repeats) for spec in specs]
+
+
+def without_layout(specs: Sequence[CaseSpec]) -> list[CaseSpec]:
+    """Specs that need a layout before they can be run."""
+    return [spec for spec in specs if not isinstance(spec, Case)]

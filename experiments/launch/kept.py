@@ -1,0 +1,63 @@
+"""Results that are there already, from sweeps and from figures: what they answer is not run again."""
+
+import json
+from collections.abc import Iterable
+
+from bench.results import PUBLISHED, read_trials
+from bench.trial import FINISHED, Trial, content_id
+from experiments.launch.ledger import Ledger
+from experiments.launch.work import Task
+
+
+def adopt(ledger: Ledger, tasks: Iterable[Task], retry_failed: bool) -> None:
+    """Marks tasks as done whose result lies in the results folder or comes with the code.
+
+    With `retry_failed`, tasks whose record says that they failed are opened again.
+    """
+    ledger.recover()
+    done, by_answer = ledger.done(), _index(ledger)
+    for task in tasks:
+        if task.key in done:
+            trial = ledger.trial(task.key)
+            if retry_failed and trial is not None and trial.status not in FINISHED:
+                ledger.reopen(task.key)
+            continue
+        found = by_answer.get(_question(task))
+        if found is not None and (found.status in FINISHED or not retry_failed):
+            ledger.commit(task.key, found)
+
+
+def _index(ledger: Ledger) -> dict[str, Trial]:
+    """Trials by what they answer; of several the newest."""
+    places = [ledger.results, PUBLISHED] if ledger.results.exists() else [PUBLISHED]
+    trials = sorted((trial for _, trial in read_trials(places)), key=lambda trial: trial.created)
+    found: dict[str, Trial] = {}
+    for trial in trials:
+        if trial.source == "simulated" and trial.status in FINISHED:
+            found[_simulated(trial)] = trial
+        elif trial.source == "measured" and trial.provenance.get("task"):
+            found[trial.provenance["task"]] = trial
+    return found
+
+
+def _question(task: Task) -> str:
+    if task.settings.backend == "run":
+        return task.key
+    from bench.case import Case
+    from bench.provenance import code_digest
+
+    search = [] if isinstance(task.spec, Case) else [task.settings.budget, []]
+    values = task.settings.costs.values.model_dump(mode="json")
+    return _words(content_id(task.spec), code_digest(task.spec.system), values, search)
+
+
+def _simulated(trial: Trial) -> str:
+    if trial.search:
+        search, case_id = [trial.search.get("budget"), trial.search.get("fixed")], content_id(trial.spec)
+    else:
+        search, case_id = [], trial.case_id
+    return _words(case_id, trial.code_digest, trial.assumption_values, search)
+
+
+def _words(*facts: object) -> str:
+    return json.dumps(facts, sort_keys=True)

@@ -1,0 +1,76 @@
+"""What a sweep would do, and whether it can: every run with what it asks for, checked before anything is submitted."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.case import Case
+from bench.errors import BadInput, unknown
+from experiments.launch.ledger import Ledger
+from experiments.launch.pack import SIMULATION, minutes, packs, shape_of
+from experiments.launch.site import Site
+from experiments.launch.slurm_state import ClusterFacts
+from experiments.launch.submission import new_name, record_of, script_text
+from experiments.launch.work import Task
+
+SIMULATION_BYTES = 2 * 2**30
+"""Host memory that one simulating process is expected to stay below."""
+
+
+class Run(NamedTuple):
+    """One task. memory_bytes: of the fullest GPU, simulated; of the host, for a simulation. gpu_hours: at most."""
+
+    task: Task
+    nodes: int
+    ranks: int
+    memory_bytes: float | None
+    minutes: int
+    gpu_hours: float
+
+
+def runs(tasks: Sequence[Task], site: Site, memory: Mapping[str, float]) -> list[Run]:
+    """What each task asks for. memory: bytes by case id, as simulated. Raises BadInput for one that cannot be."""
+    found = []
+    for task in tasks:
+        shape = shape_of(task, site)
+        case = task.spec
+        held = memory.get(case.id) if isinstance(case, Case) and shape != SIMULATION else float(SIMULATION_BYTES)
+        hours = shape.num_gpus * site.minutes / 60
+        found.append(Run(task, shape.nodes, shape.num_ranks, held, site.minutes, hours))
+    return found
+
+
+def require_possible(tasks: Sequence[Task], site: Site, facts: ClusterFacts, pack: bool) -> None:
+    """Raises BadInput where Slurm could never start a job: unknown partition, too many nodes, too long."""
+    name = site.partition
+    if name is None:
+        partition = next((one for one in facts.partitions.values() if one.is_default), None)
+    elif name not in facts.partitions:
+        raise unknown("partition", name, facts.partitions)
+    else:
+        partition = facts.partitions[name]
+    if partition is None:
+        raise BadInput("partition", None, f"one of {', '.join(facts.partitions)} (there is no default)")
+    for shape in sorted({shape_of(task, site) for task in tasks}):
+        if shape.nodes > partition.num_nodes:
+            raise BadInput("nodes", shape.nodes, f"at most the {partition.num_nodes} nodes of partition {partition.name}")
+        same = [task for task in tasks if shape_of(task, site) == shape]
+        longest = max(minutes(dealt, shape, site) for dealt in packs(same, shape, site, pack))
+        if partition.max_minutes is not None and longest > partition.max_minutes:
+            raise BadInput("time", longest, f"at most the {partition.max_minutes} minutes of partition {partition.name}")
+
+
+def scripts(experiment: str, tasks: Sequence[Task], ledger: Ledger, site: Site, pack: bool) -> list[str]:
+    """The sbatch scripts that would go out, one a shape and time limit."""
+    found = []
+    for shape in sorted({shape_of(task, site) for task in tasks}):
+        same = [task for task in tasks if shape_of(task, site) == shape]
+        by_limit: dict[int, int] = {}
+        for dealt in packs(same, shape, site, pack):
+            limit = minutes(dealt, shape, site)
+            by_limit[limit] = by_limit.get(limit, 0) + 1
+        for limit, number in by_limit.items():
+            name = new_name(experiment)
+            folder: Path = ledger.jobs / name
+            found.append(script_text(folder, record_of(ledger, name, shape, limit, site, number), site))
+    return found

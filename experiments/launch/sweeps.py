@@ -1,0 +1,225 @@
+"""Sweeps by name: what belongs to one, how it stands, and how it is stopped. Looks at files and, once, at the queue."""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.errors import BadInput, unknown
+from bench.trial import FINISHED
+from experiments.launch.ledger import Claim, Ledger, replace
+from experiments.launch.locks import Process
+from experiments.launch.outcome import Failure
+from experiments.launch.slurm_state import RUNNING, Queue, SlurmError, cancel, look
+from experiments.launch.submission import JobFolder, JobRecord
+from experiments.launch.verdict import Judge
+from experiments.launch.work import Task
+
+TAIL_LINES = 6
+
+
+@dataclass
+class Standing:
+    """How a sweep stands.
+
+    counts: tasks by state: statuses of records, then ``running``, ``waiting``, ``missing``. running: label and place of
+    what runs. eta_s: seconds that are left at the pace of the last records; None where there is none.
+    """
+
+    name: str
+    total: int
+    counts: Counter[str] = field(default_factory=Counter)
+    running: list[tuple[str, str]] = field(default_factory=list)
+    waiting: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    trouble: str = ""
+    eta_s: float | None = None
+
+    @property
+    def done(self) -> int:
+        return self.total - sum(self.counts[state] for state in ("running", "waiting", "missing"))
+
+
+def name_of(experiment: str, backend: str, chosen: str = "") -> str:
+    """Of a sweep: the same for the same question, so that running it again goes on with it."""
+    import hashlib
+
+    stem = Path(experiment).stem if experiment.endswith(".py") else experiment
+    told = f"-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}" if chosen else ""
+    return f"{stem}-{backend}{told}"
+
+
+def register(ledger: Ledger, name: str, tasks: list[Task], accounting: bool) -> None:
+    """Keeps what belongs to a sweep, and takes back that it was cancelled."""
+    lines = [json.dumps({"accounting": accounting, "started": time.time()})]
+    lines += [json.dumps({"key": task.key, "task": task.to_text()}) for task in tasks]
+    replace(ledger.sweeps / name, "\n".join(lines) + "\n")
+    (ledger.sweeps / f"{name}.withdrawn").unlink(missing_ok=True)
+
+
+def known(ledger: Ledger) -> list[str]:
+    """Names of the sweeps of a results folder, the newest first."""
+    if not ledger.sweeps.is_dir():
+        return []
+    found = [path for path in ledger.sweeps.iterdir() if path.suffix != ".withdrawn" and path.name[0] != "."]
+    return [path.name for path in sorted(found, key=lambda path: -path.stat().st_mtime)]
+
+
+def read(ledger: Ledger, name: str | None) -> tuple[str, dict[str, Task], bool]:
+    """Name, tasks by key, and whether Slurm's accounting works. Without a name the newest sweep. Raises BadInput."""
+    names = known(ledger)
+    if not names:
+        raise BadInput("results", str(ledger.results), "a folder in which a sweep was started")
+    chosen = names[0] if name is None else name
+    if chosen not in names:
+        raise unknown("sweep", chosen, names)
+    head, *lines = (ledger.sweeps / chosen).read_text().splitlines()
+    tasks = {fields["key"]: Task.parse(fields["task"]) for fields in map(json.loads, lines)}
+    return chosen, tasks, bool(json.loads(head)["accounting"])
+
+
+def standing(ledger: Ledger, name: str | None) -> Standing:
+    """How a sweep stands now. Raises BadInput for an unknown one."""
+    chosen, tasks, accounting = read(ledger, name)
+    found = Standing(chosen, len(tasks))
+    done = ledger.done()
+    claims = ledger.claims(tasks)
+    for key in tasks.keys() & done:
+        trial = ledger.trial(key)
+        if trial is not None:
+            found.counts[trial.status] += 1
+            if trial.status not in FINISHED:
+                found.failures.append(failure_of(ledger, tasks[key], key, trial.status, trial.message))
+    open_claims = {key: claim for key, claim in claims.items() if key not in done}
+    queue = _queue(ledger, open_claims, accounting)
+    found.trouble = queue.trouble
+    judge = Judge(ledger, 1)
+    for key in tasks.keys() - done:
+        _stand(found, tasks[key], open_claims.get(key), ledger, queue, judge)
+    found.eta_s = _eta_s(ledger, tasks.keys() & done, found.total - found.done)
+    return found
+
+
+def _queue(ledger: Ledger, claims: dict[str, Claim], accounting: bool) -> Queue:
+    names = {claim.job for claim in claims.values() if claim.job}
+    records = {name: JobRecord.read(ledger.jobs / name) for name in names}
+    slurm = [name for name, record in records.items() if record is not None and record.executor == "slurm"]
+    return look(slurm, accounting)
+
+
+def _stand(found: Standing, task: Task, claim: Claim | None, ledger: Ledger, queue: Queue, judge: Judge) -> None:
+    if claim is None:
+        found.counts["missing"] += 1
+        return
+    if not claim.job:
+        alive = ledger.beats.alive(claim.owner)
+        found.counts["running" if alive else "missing"] += 1
+        if alive:
+            found.running.append((task.label, f"process {claim.owner.pid} on {claim.owner.host}"))
+        return
+    folder = JobFolder(ledger.jobs / claim.job)
+    seen = judge.view(claim, folder, queue)
+    if seen is not None and seen.is_over:
+        found.counts["missing"] += 1
+    elif seen is not None and seen.state not in RUNNING:
+        found.counts["waiting"] += 1
+        found.waiting[f"{seen.state.lower()}: {seen.reason}"] += 1
+    elif any(event.get("key") == claim.key for event in folder.events(claim.element)):
+        found.counts["running"] += 1
+        found.running.append((task.label, f"job {seen.job_id} {seen.reason}".strip() if seen else claim.job))
+    else:
+        found.counts["waiting"] += 1
+        found.waiting["behind others in a running job"] += 1
+
+
+def _eta_s(ledger: Ledger, done: set[str], left: int) -> float | None:
+    """From the pace of the last records, up to twenty."""
+    times = sorted((ledger.root / "done" / key).stat().st_mtime for key in done)[-20:]
+    if left == 0:
+        return 0.0
+    if len(times) < 2 or times[-1] <= times[0]:
+        return None
+    return left * (times[-1] - times[0]) / (len(times) - 1)
+
+
+def failure_of(ledger: Ledger, task: Task, key: str, status: str, message: str) -> Failure:
+    """A failed task with the files of its last job."""
+    log = script = None
+    claim = ledger.claims([key]).get(key)
+    if claim is not None and claim.job:
+        folder = JobFolder(ledger.jobs / claim.job)
+        logs = folder.logs(claim.element)
+        log, script = next((path for path in logs if path.stat().st_size), None), folder.script()
+    case_id = getattr(task.spec, "id", key)
+    return Failure(task.label, case_id, status, message, log, script)
+
+
+def tail(path: Path, num_lines: int = TAIL_LINES) -> list[str]:
+    """The last lines of a log that say something."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.strip()][-num_lines:]
+
+
+def logs_of(ledger: Ledger, case: str) -> list[tuple[str, JobFolder, int]]:
+    """Jobs that ran a case: (label, folder, element), the last start last. `case`: the beginning of a case id or key.
+
+    Raises BadInput where no sweep of the results folder has it.
+    """
+    found = {}
+    for name in known(ledger):
+        for key, task in read(ledger, name)[1].items():
+            if key.startswith(case) or getattr(task.spec, "id", "").startswith(case):
+                found[key] = task
+    if not found:
+        raise BadInput("case", case, "the beginning of the id of a case in a sweep; see `moebench status`")
+    jobs = []
+    for key, task in found.items():
+        for claim in ledger.history(key):
+            if claim.job:
+                jobs.append((task.label, JobFolder(ledger.jobs / claim.job), claim.element))
+    return jobs
+
+
+def withdraw(ledger: Ledger, name: str | None) -> tuple[str, int]:
+    """Stops a sweep: its process, if one runs, goes no further, and its jobs are cancelled. Name and number of jobs.
+
+    Raises BadInput for an unknown sweep, SlurmError where Slurm does not cancel.
+    """
+    chosen, tasks, _ = read(ledger, name)
+    (ledger.sweeps / f"{chosen}.withdrawn").touch()
+    claims = ledger.claims(tasks.keys() - ledger.done())
+    jobs = sorted({claim.job for claim in claims.values() if claim.job})
+    trouble: SlurmError | None = None
+    num_cancelled = 0
+    for job in jobs:
+        folder = JobFolder(ledger.jobs / job)
+        if folder.dropped():
+            continue
+        folder.drop("withdrawn")  # ranks that are about to start a case look here
+        num_cancelled += 1
+        try:
+            _cancel(folder)
+        except SlurmError as error:
+            trouble = error
+    if trouble is not None:
+        raise trouble
+    return chosen, num_cancelled
+
+
+def _cancel(folder: JobFolder) -> None:
+    record, submitted = JobRecord.read(folder.path), folder.submitted()
+    if record is None:
+        return
+    if record.executor == "slurm":
+        cancel([record.name])
+        return
+    for fields in json.loads(submitted or "[]"):
+        controller = Process.parse(fields)
+        if controller.is_here and controller.runs_here():
+            os.kill(controller.pid, signal.SIGTERM)
