@@ -96,6 +96,12 @@ class Costs:
             if len(column)
         )
 
+    @property
+    def load_imbalance(self) -> float:
+        """Assignments of the most loaded expert rank over the mean, in the layer where this is largest."""
+        moe = [layer for layer, home in enumerate(self.placement.expert) if home is not None]
+        return max(self.routes.imbalance(layer, self._load.num_expert_ranks(layer)) for layer in moe)
+
     # Computation
 
     def seconds(self, action: Action) -> Floats:
@@ -206,7 +212,9 @@ class Costs:
 
     def transfer_s(self, action: Action) -> float:
         """Seconds of a transfer alone: of its busiest port, and the latency."""
-        ports = self.ports(action)
+        return float(self._cached(("transfer", *self._likeness(action)), lambda: self._transfer_s(self.ports(action))))
+
+    def _transfer_s(self, ports: Ports) -> float:
         return max(float(column.max(initial=0.0)) for column in ports[:4]) + float(ports.latency_s.max(initial=0.0))
 
     def _ports(self, action: Action) -> Ports:
@@ -250,6 +258,14 @@ class Costs:
                 )
                 total[i] += kept.after_forward if held is Held.FORWARD else kept.after_backward
         return total
+
+    def working_bytes(self, action: Action) -> Floats:
+        """[ranks]: bytes held while a compute action runs and no longer: what a backward computes again."""
+        if self.recompute != "full" or action.pass_ is not Pass.B:
+            return np.zeros(self._size(action))
+        forward = action._replace(pass_=Pass.F)
+        whole = replace(self, recompute="none").held_bytes(Held.FORWARD, forward)
+        return whole - self.held_bytes(Held.FORWARD, forward)
 
     def static_bytes(self, group: str) -> float:
         """Weights, gradients and optimizer state of a rank of the group."""
@@ -322,11 +338,10 @@ class Costs:
         if action.kind in (Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.HOP):
             return (*key, *ends(self.placement, action), self._load.volumes.get(action._replace(microbatch=0)))
         if action.kind is Kind.ATTENTION:
-            layer, model = action.layer, self.case.model
-            return (*key, model.is_dense(layer), model.window(layer), self._joins(action) is None)
-        if action.kind in (Kind.EXPERT, Kind.JOIN):
-            return (*key, self.placement.home(action.kind, action.layer))
-        return key
+            joined = self._joins(action)
+            before = None if joined is None else self.placement.expert[joined]
+            return (*key, self.placement.expert[action.layer], self.case.model.window(action.layer), before)
+        return (*key, self.placement.expert[action.layer]) if action.kind in (Kind.EXPERT, Kind.JOIN) else key
 
     @property
     def _seq_len(self) -> int:

@@ -115,14 +115,16 @@ def waiting_s(timeline: Timeline) -> float:
     return float((timeline.start_s - timeline.ready_s)[moves].sum()) / _num_ranks(timeline)
 
 
-def exposed_by_free_comm_s(program: "Program", costs: "Costs", step_time_s: float) -> float:
+def exposed_by_free_comm_s(program: "Program", costs: "Costs", step_time_s: float | None = None) -> float:
     """Step time minus that of the same program with communication that takes no time: the second definition.
 
-    Counts what communication delays and not only what it leaves idle; differs widely from `exposed_comm_s`.
+    Counts what communication delays and not only what it leaves idle; differs widely from `exposed_comm_s`. The step
+    is simulated if its time is not given.
     """
     from bench.simulate import simulate
 
-    return step_time_s - simulate(program, costs.with_free_communication()).step_time_s
+    step_s = simulate(program, costs).step_time_s if step_time_s is None else step_time_s
+    return step_s - simulate(program, costs.with_free_communication()).step_time_s
 
 
 def _computes(timeline: Timeline) -> NDArray[np.bool_]:

@@ -86,7 +86,9 @@ def git_state(root: Path) -> dict[str, Any] | None:
 
 def _git(root: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -95,7 +97,11 @@ def _git(root: Path, *arguments: str) -> str | None:
 def _torch_facts() -> dict[str, Any]:
     import torch
 
-    facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda, "num_threads": torch.get_num_threads()}
+    facts: dict[str, Any] = {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "num_threads": torch.get_num_threads(),
+    }
     if torch.cuda.is_available():
         facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
@@ -115,7 +121,9 @@ def code_digest(system: str) -> str:
 
 @cache
 def _digest(package: str | None) -> str:
-    files = {path for path in _sources(ROOT / "bench") if path.relative_to(ROOT / "bench").parts[0] not in _NOT_SIMULATION}
+    files = {
+        path for path in _sources(ROOT / "bench") if path.relative_to(ROOT / "bench").parts[0] not in _NOT_SIMULATION
+    }
     files |= _sources(ROOT / "systems")
     if package is not None:
         files |= _sources(Path(sys.modules[package].__file__ or "").parent)

@@ -42,7 +42,9 @@ class Store:
         try:
             write_once(path, trial.to_text())
         except OSError as error:
-            raise BadInput("results", str(self.directory), f"a directory that can be written ({error.strerror})") from None
+            raise BadInput(
+                "results", str(self.directory), f"a directory that can be written ({error.strerror})"
+            ) from None
         if self._known is not None:
             self._known.append(trial)
         return path

@@ -18,7 +18,6 @@ Status = Literal["ok", "oom", "diverged", "hang", "timeout", "error", "infeasibl
 # Not strict: a diverged run's nan and inf are words in JSON.
 Number = Annotated[float, Field(strict=False)]
 
-SCHEMA_VERSION = 1
 FINISHED: frozenset[str] = frozenset({"ok", "oom", "infeasible", "diverged"})
 """Statuses that would come out again; a sweep repeats the others."""
 
@@ -40,7 +39,7 @@ class Trial(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     case: Case | CaseSpec
     case_id: str
     source: Source
@@ -69,7 +68,9 @@ class Trial(BaseModel):
         return self
 
     @classmethod
-    def make(cls, *, case: CaseSpec, source: Source, status: Status = "ok", provenance: Mapping[str, Any], **rest: Any) -> Self:
+    def make(
+        cls, *, case: CaseSpec, source: Source, status: Status = "ok", provenance: Mapping[str, Any], **rest: Any
+    ) -> Self:
         """A trial made now; id, layout and time are filled in. Raises BadInput."""
         layout = str(case.layout) if isinstance(case, Case) else None
         try:

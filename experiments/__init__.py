@@ -1,7 +1,8 @@
 """Experiments, one file each; a file is found by its name, so that a new one needs no registration.
 
-A module here (without a leading underscore) is an experiment: it has ``SUMMARY``, one line, and ``run(request)``, which
-gives the `Evidence` that the module of the same name in ``paper_figs`` draws. Its name on the command line has dashes for underscores.
+A module here that is no package and has no leading underscore is an experiment: it has ``SUMMARY``, one line, and
+``run(request)``, which gives the `Evidence` that the module of the same name in ``paper_figs`` draws. Its name on the
+command line has dashes for underscores.
 """
 
 import importlib
@@ -44,7 +45,8 @@ class Evidence(NamedTuple):
     """What an experiment found.
 
     drawn: keyword arguments of the figure's ``draw`` in ``paper_figs``. data: the same as a table, for the CSV file.
-    tables: what the terminal shows. failures: one line each; not empty means that something it should show did not hold.
+    tables: what the terminal shows. failures: one line each for what it should show and what did not
+    hold.
     """
 
     drawn: Mapping[str, Any]
@@ -63,7 +65,8 @@ class Experiment(Protocol):
 
 def names() -> list[str]:
     """Names of all experiments."""
-    return sorted(found.name.replace("_", "-") for found in pkgutil.iter_modules(__path__) if found.name[0] != "_")
+    modules = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
+    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_"))
 
 
 def get_experiment(name: str) -> Any:

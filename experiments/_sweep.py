@@ -40,8 +40,9 @@ def sweep(
             try:
                 for number, job in enumerate(as_completed(jobs), 1 + len(specs) - len(missing)):
                     spec = jobs[job]
-                    found[spec] = Trial.parse(job.result())
-                    store.write(found[spec])
+                    trial = Trial.parse(job.result())
+                    store.write(trial)
+                    found[spec] = trial
                     progress(number, len(specs), f"{spec.system} {spec.model.name} {spec.workload.seq_len}")
             except BaseException:
                 executor.shutdown(wait=False, cancel_futures=True)

@@ -28,7 +28,9 @@ def specs(quick: bool = False) -> list[CaseSpec]:
         CaseSpec(
             model=get_model(model),
             cluster=get_cluster(CLUSTER),
-            workload=Workload(seq_len=seq_len, global_batch_tokens=GLOBAL_BATCH_TOKENS, dtype="bf16", routing="balanced"),
+            workload=Workload(
+                seq_len=seq_len, global_batch_tokens=GLOBAL_BATCH_TOKENS, dtype="bf16", routing="balanced"
+            ),
             system=system,
         )
         for model in (QUICK_MODELS if quick else MODELS)
@@ -40,9 +42,17 @@ def specs(quick: bool = False) -> list[CaseSpec]:
 def run(request: Request) -> Evidence:
     """Simulates the cells that are missing. Cells that do not fit in memory are results; errors are failures."""
     store = Store(request.results, also=[PUBLISHED])
-    trials = sweep(specs(request.quick), CostModel.named(), store, request.progress)
+    return evidence(sweep(specs(request.quick), CostModel.named(), store, request.progress))
+
+
+def evidence(trials: list[Trial]) -> Evidence:
+    """What the cells show together."""
     data = frame(trials)
-    failures = [f"{t.case.system} {t.case.model.name} {t.case.workload.seq_len}: {t.message}" for t in trials if t.status == "error"]
+    failures = [
+        f"{t.case.system} {t.case.model.name} {t.case.workload.seq_len}: {t.message}"
+        for t in trials
+        if t.status == "error"
+    ]
     return Evidence({"frame": data}, data, [_throughput(trials), _layouts(trials), _paper()], failures)
 
 
@@ -57,7 +67,13 @@ def _throughput(trials: list[Trial]) -> Table:
         shown = [_rate(trial) for trial in here]
         rows.append([model, seq_len, *shown, speedup, *(None if s is None else f"{100 * s:.1f} %" for s in shares)])
     title = f"simulated throughput on {CLUSTER}, global batch {GLOBAL_BATCH_TOKENS:,} tokens"
-    columns = ["model", "tokens", *(f"{s} tokens/s/GPU" for s in SYSTEMS), f"{OURS} over {BASELINE}", *(f"{s} MFU" for s in SYSTEMS)]
+    columns = [
+        "model",
+        "tokens",
+        *(f"{s} tokens/s/GPU" for s in SYSTEMS),
+        f"{OURS} over {BASELINE}",
+        *(f"{s} MFU" for s in SYSTEMS),
+    ]
     return Table(title, columns, rows)
 
 
@@ -68,11 +84,19 @@ def _rate(trial: Trial) -> str:
 
 def _layouts(trials: list[Trial]) -> Table:
     rows = [
-        [t.case.model.name, t.case.workload.seq_len, t.case.system, t.layout, t.message or f"{(t.metrics.get('peak_memory_bytes') or 0) / 2**30:.1f} GiB a GPU"]
+        [
+            t.case.model.name,
+            t.case.workload.seq_len,
+            t.case.system,
+            t.layout,
+            t.message or f"{(t.metrics.get('peak_memory_bytes') or 0) / 2**30:.1f} GiB a GPU",
+        ]
         for t in trials
     ]
     return Table("layouts", ["model", "tokens", "system", "layout", "memory"], rows)
 
 
 def _paper() -> Table:
-    return Table("reported by the paper, on hardware; for comparison", ["speedup of DisagMoE"], [[str(s)] for s in SPEEDUPS])
+    return Table(
+        "reported by the paper, on hardware; for comparison", ["speedup of DisagMoE"], [[str(s)] for s in SPEEDUPS]
+    )

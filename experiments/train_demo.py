@@ -5,6 +5,7 @@ same plan simulated. The cost model has no measured CPU: the simulated steps use
 things and not their seconds.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from bench.case import Case, CaseSpec, Layout, Workload
@@ -35,8 +36,11 @@ def cases() -> dict[str, Case]:
     """One case a system, all with the same model, batch and seed."""
     fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": NUM_RANKS, "nics_per_node": NUM_RANKS}
     workload = Workload(seq_len=SEQ_LEN, global_batch_tokens=GLOBAL_BATCH_TOKENS, dtype="fp32", routing="learned")
-    spec = {"model": get_model("tiny"), "cluster": Cluster.from_fields(fields), "workload": workload}
-    return {name: CaseSpec(**spec, system=name).with_layout(layout) for name, layout in LAYOUTS.items()}
+    model, cluster = get_model("tiny"), Cluster.from_fields(fields)
+    return {
+        name: CaseSpec(model=model, cluster=cluster, workload=workload, system=name).with_layout(layout)
+        for name, layout in LAYOUTS.items()
+    }
 
 
 def run(request: Request) -> Evidence:
@@ -54,9 +58,7 @@ def run(request: Request) -> Evidence:
     with RankPool(NUM_RANKS) as pool:
         for name, case in cases().items():
             progress.advance(f"training {name}", 0)
-            runs[name] = measure(
-                case, steps=steps, pool=pool, keep_timeline=True, on_step=lambda r, n=name: progress.advance(f"training {n}")
-            )
+            runs[name] = measure(case, steps=steps, pool=pool, keep_timeline=True, on_step=progress.on_step(name))
             store.write(runs[name].trial)
             progress.advance(f"tracing {name}")
             executed = runs[name].timeline or executed_timeline(case, pool=pool)
@@ -107,7 +109,16 @@ def _table(runs: dict[str, Measured], reports: dict[str, Any]) -> Table:
             ]
         )
     title = f"measured: tiny, {NUM_RANKS} CPU processes, {GLOBAL_BATCH_TOKENS} tokens a step"
-    columns = ["system", "layout", "first loss", "last loss", "tokens/s", "verify", "loss error", "worst gradient error"]
+    columns = [
+        "system",
+        "layout",
+        "first loss",
+        "last loss",
+        "tokens/s",
+        "verify",
+        "loss error",
+        "worst gradient error",
+    ]
     return Table(title, columns, rows)
 
 
@@ -118,3 +129,6 @@ class _Progress:
     def advance(self, what: str, by: int = 1) -> None:
         self.done += by
         self.request.progress(self.done, self.total, what)
+
+    def on_step(self, name: str) -> Callable[[object], None]:
+        return lambda _: self.advance(f"training {name}")

@@ -1,1 +1,1 @@
-"""Published trials (``published/``, committed), trials of this machine (``local/``, ignored), and the paper's values."""
+"""Published trials (``published``, committed), trials of this machine (``local``, ignored), the paper's values."""

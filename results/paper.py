@@ -10,7 +10,7 @@ EXPERT_PARALLEL = 16
 
 
 class Speedup(NamedTuple):
-    """Throughput of DisagMoE over `baseline`, a range over the paper's cells; `low` is None where only "up to" is given."""
+    """Throughput of DisagMoE over `baseline`, from `low` to `high` over the paper's cells; low None: "up to"."""
 
     baseline: str
     low: float | None

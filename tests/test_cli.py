@@ -21,12 +21,12 @@ SMALL = ["--model", "tiny", "--cluster", "h800x1", "--seq-len", "64", "--global-
 RUN = ["--model", "tiny", "--seq-len", "16"]
 
 SIMULATE_KEYS = {
-    "kind", "system", "layout", "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "bound_s",
-    "fraction_of_bound", "bubble_fraction", "exposed_comm_s", "peak_memory_bytes", "assumptions", "case_id",
+    "kind", "system", "layout", "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu",
+    "bound_s", "fraction_of_bound", "bubble_fraction", "exposed_comm_s", "peak_memory_bytes", "assumptions", "case_id",
 }  # fmt: skip
 
 
-@pytest.fixture()
+@pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current directory."""
     folder = tmp_path / "here"
@@ -49,7 +49,12 @@ def call_json(*words: str, code: int = 0) -> dict[str, Any]:
 def in_process(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "bench.cli", *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "bench.cli", *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -84,7 +89,9 @@ def test_plan_describes_what_it_prints(here: Path) -> None:
     assert str(parsed) == text
     assert parsed.num_actions == facts["num_actions"] == sum(facts["actions"].values())
     assert facts["check"] == "ok"
-    assert facts["groups"] == {group.name: [group.first, group.first + group.size - 1] for group in parsed.placement.groups}
+    assert facts["groups"] == {
+        group.name: [group.first, group.first + group.size - 1] for group in parsed.placement.groups
+    }
     assert facts["num_microbatches"] == parsed.num_microbatches == 1024 // 64 // 2
     shown = call(*words).stdout
     assert facts["case_id"] in shown
@@ -96,7 +103,14 @@ def test_layout_pairs_may_follow_one_option_or_stand_quoted(here: Path) -> None:
     assert together["layout"]["ep"] == together["layout"]["pp"] == 2
     for words in (["--layout", "ep=2", "--layout", "pp=2"], ["--layout", "ep=2 pp=2"]):
         assert call_json("plan", "ep", *SMALL, *words) == together
-    assert spread_pairs(["--layout", "a=1", "b=2", "--json", "c=3"]) == ["--layout", "a=1", "--layout", "b=2", "--json", "c=3"]
+    assert spread_pairs(["--layout", "a=1", "b=2", "--json", "c=3"]) == [
+        "--layout",
+        "a=1",
+        "--layout",
+        "b=2",
+        "--json",
+        "c=3",
+    ]
     assert spread_pairs(["--set=a=1", "x", "--layout", "b=2"]) == ["--set=a=1", "x", "--layout", "b=2"]
 
 
@@ -116,7 +130,12 @@ def test_simulate_has_the_promised_keys(here: Path) -> None:
 def test_every_simulation_option_takes_effect(here: Path) -> None:
     words = ["simulate", "ep", *SMALL, "--layout", "ep=8"]
     plain = call_json(*words)
-    for option in (["--set", "kernel_s=0.001"], ["--assumptions", "datasheet"], ["--routing", "zipf:1.2"], ["--dtype", "fp32"]):
+    for option in (
+        ["--set", "kernel_s=0.001"],
+        ["--assumptions", "datasheet"],
+        ["--routing", "zipf:1.2"],
+        ["--dtype", "fp32"],
+    ):
         other = call_json(*words, *option)
         assert other["step_time_s"] != plain["step_time_s"], option
     assert call_json(*words, "--set", "kernel_s=0.001")["assumptions"] == "h200-measured kernel_s=0.001"
@@ -127,7 +146,9 @@ def test_every_simulation_option_takes_effect(here: Path) -> None:
 def test_without_a_layout_the_best_is_taken_and_comes_again_when_given(here: Path) -> None:
     tuned = call_json("simulate", "ep", *SMALL)
     assert tuned["search"]["candidates"]["ok"] >= 1
-    given = call_json("simulate", "ep", *SMALL, "--layout", *(f"{key}={word(value)}" for key, value in tuned["layout"].items()))
+    given = call_json(
+        "simulate", "ep", *SMALL, "--layout", *(f"{key}={word(value)}" for key, value in tuned["layout"].items())
+    )
     assert given["case_id"] == tuned["case_id"]
     assert given["step_time_s"] == tuned["step_time_s"]
     for layout in ("ep=1", "ep=8"):
@@ -163,7 +184,12 @@ BAD = [
     ([*SIMULATE, "--seq-len", "many"], "--seq-len", "'many'", "a whole number"),
     ([*SIMULATE, "--seq-len", "60"], "workload.global_batch_tokens", "1024", "a multiple of 60"),
     ([*SIMULATE, "--global-batch-tokens", "-4"], "workload.global_batch_tokens", "-4", "greater than"),
-    ([*SIMULATE, "--global-batch-tokens", "64", "--layout", "ep=8"], "workload.global_batch_tokens", "64", "multiple of"),
+    (
+        [*SIMULATE, "--global-batch-tokens", "64", "--layout", "ep=8"],
+        "workload.global_batch_tokens",
+        "64",
+        "multiple of",
+    ),
     ([*SIMULATE, "--dtype", "fp64"], "workload.dtype", "'fp64'", "'bf16' or 'fp32'"),
     ([*SIMULATE, "--routing", "zipf"], "workload.routing", "'zipf'", "zipf:"),
     ([*SIMULATE, "--seed", "-1"], "workload.seed", "-1", "greater than"),
@@ -224,7 +250,9 @@ def test_malformed_files_are_one_line(here: Path) -> None:
 
 
 def test_a_model_file_is_a_model(here: Path) -> None:
-    (here / "mine.json").write_text(json.dumps({**get_model("tiny").model_dump(mode="json"), "name": "mine", "num_layers": 2}))
+    (here / "mine.json").write_text(
+        json.dumps({**get_model("tiny").model_dump(mode="json"), "name": "mine", "num_layers": 2})
+    )
     facts = call_json("plan", "ep", *SMALL, "--model", "./mine.json", "--layout", "ep=2")
     assert facts["actions"]["attn:F"] == 2 * facts["num_microbatches"]
 

@@ -75,9 +75,7 @@ def assigned_to(layer: Layer, i: int, rank: int) -> list[tuple[int, int, int]]:
     ]
     if deal.shared:
         tokens = range(len(ids))
-        found += [
-            (deal.experts_per_rank, t, -1) for t in tokens if (i * len(ids) + t) % deal.num_ranks == rank
-        ]
+        found += [(deal.experts_per_rank, t, -1) for t in tokens if (i * len(ids) + t) % deal.num_ranks == rank]
     return sorted(found, key=lambda one: one[0])
 
 

@@ -80,9 +80,17 @@ def test_find_gives_a_finished_trial_that_matches(tmp_path: Path) -> None:
 
 
 def test_a_table_has_a_row_a_trial(tmp_path: Path) -> None:
-    Store(tmp_path).write(simulated(make_case("ep", ep=2), status="infeasible", message="needs 2 GiB, allowed 1 GiB: 1 GiB missing"))
+    Store(tmp_path).write(
+        simulated(make_case("ep", ep=2), status="infeasible", message="needs 2 GiB, allowed 1 GiB: 1 GiB missing")
+    )
     row = load([tmp_path]).iloc[0]
-    assert (row.system, row.model, row.seq_len, row.layout, row.status) == ("ep", "tiny", 16, "replicas=1 ep=2", "infeasible")
+    assert (row.system, row.model, row.seq_len, row.layout, row.status) == (
+        "ep",
+        "tiny",
+        16,
+        "replicas=1 ep=2",
+        "infeasible",
+    )
     assert load([tmp_path / "nothing"]).empty
 
 

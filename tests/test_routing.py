@@ -30,7 +30,7 @@ def exact_choices(popularity: np.ndarray, top_k: int) -> dict[frozenset[int], fl
     return found
 
 
-@pytest.mark.parametrize("num_experts, num_ranks, top_k", [(6, 3, 2), (6, 2, 3), (8, 8, 2), (8, 1, 4)])
+@pytest.mark.parametrize(("num_experts", "num_ranks", "top_k"), [(6, 3, 2), (6, 2, 3), (8, 8, 2), (8, 1, 4)])
 def test_balanced_copies_count_ranks_of_all_subsets(num_experts: int, num_ranks: int, top_k: int) -> None:
     route = Routing("balanced", 0.0, 0, num_experts, top_k, num_ranks)
     local = num_experts // num_ranks

@@ -18,6 +18,7 @@ from bench.edges import edges
 from bench.errors import BadInput
 from bench.lower import lower
 from bench.metrics import bubble_fraction, exposed_by_free_comm_s, exposed_comm_s
+from bench.models import get_model
 from bench.plan import ActionColumn, Plan
 from bench.program import Held, Op, Program
 from bench.simulate import peak_bytes, simulate
@@ -75,7 +76,7 @@ def tasks_of(program: Program, timeline: Timeline) -> dict[tuple[int, int], tupl
 # Hand-made plans and known step times
 
 
-@pytest.mark.parametrize("p, v, m", [(1, 1, 3), (2, 1, 1), (2, 1, 4), (4, 1, 8), (2, 2, 4), (2, 2, 8)])
+@pytest.mark.parametrize(("p", "v", "m"), [(1, 1, 3), (2, 1, 1), (2, 1, 4), (4, 1, 8), (2, 2, 4), (2, 2, 8)])
 def test_bubble_of_1f1b_is_p_minus_1_over_m_v(p: int, v: int, m: int) -> None:
     """A backward takes two forwards, its weight gradient included; nothing else takes time."""
     program, costs = lowered(make_case("ep", ep=1, pp=p, vpp=v, microbatches=m))
@@ -109,13 +110,14 @@ def test_free_communication_leaves_the_compute_bound() -> None:
     step = simulate(program, costs).step_time_s
     hidden = step - simulate(program, free).step_time_s
     assert exposed_by_free_comm_s(program, costs, step) == pytest.approx(hidden)
+    assert exposed_by_free_comm_s(program, costs) == pytest.approx(hidden)
     assert hidden > 0
 
 
 def test_a_hot_rank_gates_the_step() -> None:
     case = make_case("disagmoe", "qwen3-30b", seq_len=4096, attention_ranks=2, expert_ranks=4, cluster="h800x1")
     even, hot = (simulate(*lowered(case, routing)).step_time_s for routing in ("balanced", "hot-rank"))
-    program, costs = lowered(case, "hot-rank")
+    _, costs = lowered(case, "hot-rank")
     busy = 4 * sum(float(costs.seconds(a)[0]) for a in actions_of(costs) if a.kind is Kind.EXPERT)
     assert hot > even
     assert hot > busy
@@ -328,7 +330,7 @@ class Brute:
             return None
         ready = self.ready_at(k, i)
         if ready is not None and self.program.op[k] == Op.RECV:
-            return max(ready, max(self.times[s][1] for s in self.senders(k, i)))
+            return max(ready, *(self.times[s][1] for s in self.senders(k, i)))
         return ready
 
     def latency(self, k: int, i: int) -> float:
@@ -393,10 +395,11 @@ SMALL: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("routing", ["balanced", "zipf:1.2"])
-@pytest.mark.parametrize("system, layout", SMALL)
+@pytest.mark.parametrize(("system", "layout"), SMALL)
 @pytest.mark.parametrize("per_node", [8, 3])
 def test_equals_a_simulator_in_plain_python(system: str, layout: dict[str, Any], routing: str, per_node: int) -> None:
-    case = make_case(system, **{"cluster": "h800x2", "seq_len": 1024, **layout})
+    model = get_model(layout.get("model", "tiny")).model_copy(update={"num_layers": 2})
+    case = make_case(system, **{"cluster": "h800x2", "seq_len": 1024, **layout, "model": model})
     cluster = case.cluster.model_copy(update={"gpus_per_node": per_node, "nics_per_node": per_node, "num_nodes": 6})
     program, costs = lowered(case.model_copy(update={"cluster": cluster}), routing)
     tasks = tasks_of(program, simulate(program, costs, fold=False))
@@ -435,6 +438,9 @@ def _spans(
         if program.plan.placement.groups[program.group[first]].name == group:
             what = program.action(last if held == Held.SENT else first)
             found.append((tasks[first, i][1], tasks[last, i][2], float(costs.held_bytes(Held(held), what)[i])))
+    for (k, rank), (_, start, end) in tasks.items():
+        if rank == i and program.op[k] == Op.COMPUTE and program.plan.placement.groups[program.group[k]].name == group:
+            found.append((start, end, float(costs.working_bytes(program.action(k))[i])))
     return found
 
 

@@ -17,7 +17,9 @@ def add_verbs(app: typer.Typer) -> None:
 
 
 def figure(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Figure; see `moebench list experiments`.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Figure; see `moebench list experiments`.", show_default=False)
+    ],
     results: options.Results = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the figure's files go.")] = Path("out"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cells or steps: to see that it works.")] = False,
@@ -68,6 +70,9 @@ def _described(name: str, evidence: "Evidence", files: list[Path], results: Path
         "name": name,
         "files": [str(path) for path in files],
         "results": str(results),
-        "tables": [{"title": t.title, "columns": list(t.columns), "rows": [list(row) for row in t.rows]} for t in evidence.tables],
+        "tables": [
+            {"title": t.title, "columns": list(t.columns), "rows": [list(row) for row in t.rows]}
+            for t in evidence.tables
+        ],
         "failures": list(evidence.failures),
     }

@@ -1,11 +1,12 @@
 """The `moebench` command and what all verbs share: how errors are said, and the exit codes.
 
-Exit codes: 0 done; 1 the command ran and found a failure (a missed tolerance, a diverged run); 2 bad input; 130 stopped.
+Exit codes: 0 done; 1 the command ran and found a failure (a missed tolerance, a diverged run); 2 bad
+input; 130 stopped.
 """
 
 import sys
 import warnings
-from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import typer
@@ -29,13 +30,14 @@ class OneLineErrors(TyperGroup):
             raise unknown("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        call = partial(super().main, *args, **extra)
         if not standalone_mode:
-            return super().main(args, *rest, standalone_mode=False, **extra)
+            return call(standalone_mode=False)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
-                code = super().main(args, *rest, standalone_mode=False, **extra)
+                code = call(standalone_mode=False)
             except BadInput as error:
                 _refuse(str(error), getattr(error, "grid", ""))
             except UsageError as error:

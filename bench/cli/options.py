@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_TOKENS = 1 << 22
 DEFAULT_MICROBATCHES = 4
+CORPORA = ("text", "synthetic")
 
 
 def whole_number(word: str) -> int:
@@ -99,9 +100,7 @@ Data = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 Results = Annotated[
     Path | None,
-    typer.Option(
-        "--results", metavar="DIR", help="Where trials are kept. Default: results/local.", show_default=False
-    ),
+    typer.Option("--results", metavar="DIR", help="Where trials are kept. Default: results/local.", show_default=False),
 ]
 
 _PAIR = re.compile(r"[A-Za-z_][\w.]*=.*")
@@ -175,7 +174,7 @@ def spec_on(
 
 
 def local_cluster(ranks: int, device: Literal["cpu", "cuda"]) -> "Cluster":
-    """The cluster that `ranks` processes on this machine are: ``cpu``, or the GPUs that torch finds. Raises BadInput."""
+    """The cluster that `ranks` processes on this machine are: CPUs, or the GPUs that torch finds. Raises BadInput."""
     from bench.clusters import CLUSTERS, GPUS, Cluster, get_cluster
     from bench.errors import BadInput
 
@@ -219,9 +218,21 @@ def device_of(word: str) -> Literal["cpu", "cuda"]:
     """Raises BadInput."""
     from bench.errors import BadInput
 
-    if word == "cpu" or word == "cuda":
-        return word
+    match word:
+        case "cpu":
+            return "cpu"
+        case "cuda":
+            return "cuda"
     raise BadInput("device", word, "cpu or cuda")
+
+
+def corpus_of(word: str) -> str:
+    """Raises BadInput."""
+    from bench.errors import unknown
+
+    if word not in CORPORA:
+        raise unknown("data", word, CORPORA)
+    return word
 
 
 def run_case(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_verbs(app: typer.Typer) -> None:
-    example = "moebench plan disagmoe --model qwen3-235b --cluster h800x16 --seq-len 16384 --layout attention_ranks=16 expert_ranks=16 groups=4"
+    example = "moebench plan ep --model tiny --cluster h800x1 --seq-len 64 --global-batch-tokens 1024 --layout ep=4 pp=2"
     app.command("plan", cls=PairsCommand, epilog=f"Example: {example}")(plan)
     example = "moebench simulate ep --model gpt-oss-120b --cluster h800x16 --seq-len 8192 --json"
     app.command("simulate", cls=PairsCommand, epilog=f"Example: {example}")(simulate)
@@ -31,10 +31,12 @@ def plan(
     global_batch_tokens: options.Batch = None,
     layout: options.Layout_ = None,
     dtype: options.Dtype = "bf16",
-    print_schedule: Annotated[bool, typer.Option("--print-schedule", help="Print the plan's text and nothing else.")] = False,
+    print_schedule: Annotated[
+        bool, typer.Option("--print-schedule", help="Print the plan's text and nothing else.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
-    """Show and check the schedule of a system: placement, counts, and whether it can run. Without a layout it is tuned."""
+    """Show and check a system's schedule: placement, counts, whether it can run. Without a layout it is tuned."""
     from bench.check import check
     from bench.cli.output import print_json
     from bench.evaluate import CostModel
@@ -204,7 +206,9 @@ def _show_plan(case: "Case", schedule: "Plan", num_operations: int) -> None:
             "check": "complete, free of deadlock",
         },
     )
-    rows = [(name, f"{first}..{last}", _spans(facts["layers"][name])) for name, (first, last) in facts["groups"].items()]
+    rows = [
+        (name, f"{first}..{last}", _spans(facts["layers"][name])) for name, (first, last) in facts["groups"].items()
+    ]
     print_table("placement of one replica", ["group", "ranks", "holds"], rows)
     print_table("actions of one replica", ["action", "number"], list(facts["actions"].items()))
 

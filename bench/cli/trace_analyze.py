@@ -9,6 +9,26 @@ from bench.cli.options import Json
 
 _EXAMPLE = "Example: moebench trace analyze rank0.json.gz rank1.json.gz --out out/trace.png"
 
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...", help="Traces, one a rank (.json or .json.gz), or directories of them.", show_default=False
+    ),
+]
+Kernels = Annotated[
+    Path | None,
+    typer.Option(
+        "--kernels",
+        metavar="FILE.toml",
+        help="More kernel names, tried before the built-in ones.",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE.png", help="Draw it; a PDF goes beside it.", show_default=False),
+]
+
 
 def register(group: typer.Typer) -> None:
     """Adds the verb `analyze`."""
@@ -16,17 +36,12 @@ def register(group: typer.Typer) -> None:
 
 
 def analyze(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="Traces, one a rank (.json or .json.gz), or directories of them.", show_default=False),
-    ],
-    kernels: Annotated[
-        Path | None, typer.Option("--kernels", metavar="FILE.toml", help="More kernel names, tried before the built-in ones.", show_default=False)
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.png", help="Draw it; a PDF goes beside it.", show_default=False)] = None,
+    files: Files,
+    kernels: Kernels = None,
+    out: Out = None,
     json: Json = False,
 ) -> None:
-    """Say where the time of each GPU and stream went: compute, communication, overlapped, exposed, idle; classes; phases.
+    """Say where each GPU's and stream's time went: compute, communication, overlapped, exposed, idle; classes; phases.
 
     Exit code 2 where a file is not a whole trace, or several ranks took part and no communication was recognised.
     """
@@ -40,7 +55,7 @@ def analyze(
             raise BadInput("out", str(out), "a name that ends in .png")
         require_folder("out", out.parent)
     table = read_table(kernels)
-    analysis = analyze_traces([file for path in files for file in trace_files(path)], table, boxes=out is not None)
+    analysis = analyze_traces([file for path in files for file in trace_files(path)], table)
     drawn = []
     if out is not None:
         from paper_figs.style import save

@@ -22,20 +22,37 @@ def add_verbs(app: typer.Typer) -> None:
 def trace(
     system: options.System_,
     model: options.Model_,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="The trace; .json.gz is compressed. The drawing goes beside it.")],
-    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE", help="Cluster of a simulated step.", show_default=False)] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="FILE.json", help="The trace; .json.gz is compressed. The drawing goes beside it."
+        ),
+    ],
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="NAME|FILE", help="Cluster of a simulated step.", show_default=False),
+    ] = None,
     seq_len: options.SeqLen = 64,
     global_batch_tokens: options.Batch = None,
     layout: options.Layout_ = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", metavar="bf16|fp32", help="Default: bf16 simulated, fp32 executed.", show_default=False)] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype", metavar="bf16|fp32", help="Default: bf16 simulated, fp32 executed.", show_default=False
+        ),
+    ] = None,
     routing: Annotated[
         str | None,
-        typer.Option("--routing", metavar="ROUTING", help="Default: balanced simulated, learned executed.", show_default=False),
+        typer.Option(
+            "--routing", metavar="ROUTING", help="Default: balanced simulated, learned executed.", show_default=False
+        ),
     ] = None,
     seed: options.Seed = 0,
     assumptions: options.AssumptionSet = None,
     set_: options.Setting = None,
-    executed: Annotated[bool, typer.Option("--executed", help="Trace a step that is run on this machine, after warming up.")] = False,
+    executed: Annotated[
+        bool, typer.Option("--executed", help="Trace a step that is run on this machine, after warming up.")
+    ] = False,
     ranks: options.Ranks = 4,
     device: options.Device = "cpu",
     json: options.Json = False,
@@ -48,20 +65,45 @@ def trace(
         raise BadInput("out", str(out), "a name that ends in .json or .json.gz")
     require_folder("out", out.parent)
     if executed:
-        case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype or "fp32", routing or "learned", seed, layout)
+        case = options.run_case(
+            system,
+            model,
+            ranks,
+            device,
+            seq_len,
+            global_batch_tokens,
+            dtype or "fp32",
+            routing or "learned",
+            seed,
+            layout,
+        )
         timeline, placement = _executed(case, device)
     else:
         if cluster is None:
             raise BadInput("cluster", None, "a cluster to simulate, or --executed")
         case, timeline, placement = _simulated(
-            options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype or "bf16", routing or "balanced", seed), layout, assumptions, set_
+            options.spec_on(
+                system, model, cluster, seq_len, global_batch_tokens, dtype or "bf16", routing or "balanced", seed
+            ),
+            layout,
+            assumptions,
+            set_,
         )
     files = write(case, timeline, placement, out)
     if json:
         facts = {"kind": timeline.source, "system": system, "case_id": case.id, "step_time_s": timeline.step_time_s}
-        print_json({**facts, "num_operations": len(timeline), "clock_error_s": timeline.clock_error_s, "files": [str(f) for f in files]})
+        print_json(
+            {
+                **facts,
+                "num_operations": len(timeline),
+                "clock_error_s": timeline.clock_error_s,
+                "files": [str(f) for f in files],
+            }
+        )
     else:
-        typer.echo(f"{timeline.source} step of {timeline.step_time_s:.4g} s; wrote {', '.join(str(file) for file in files)}")
+        typer.echo(
+            f"{timeline.source} step of {timeline.step_time_s:.4g} s; wrote {', '.join(str(file) for file in files)}"
+        )
 
 
 def _simulated(

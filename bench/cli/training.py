@@ -1,6 +1,7 @@
 """`moebench run` and `moebench verify`: systems on real processes, measured and compared with the reference."""
 
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from bench.cli import options
 from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
-    from bench.execute.report import VerifyReport
+    from bench.execute.report import Tolerance, VerifyReport
     from bench.execute.train import StepRecord
     from bench.trial import Trial
 
@@ -52,14 +53,14 @@ def run(
     from bench.measured import measure
     from bench.results import LOCAL, Store
 
-    case = options.run_case(
-        system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout
-    )
+    case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout)
     kept = LOCAL if results is None else results
     require_folder("results", kept)
     head = f"{system} for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
     on_step = None if json else _shower(head, steps)
-    trial = measure(case, steps=steps, device=options.device_of(device), data=data, on_step=on_step).trial
+    trial = measure(
+        case, steps=steps, device=options.device_of(device), data=options.corpus_of(data), on_step=on_step
+    ).trial
     path = Store(kept).write(trial)
     if json:
         print_json(_described(trial))
@@ -128,6 +129,15 @@ def verify(
     data: options.Data = "synthetic",
     routing: options.Routing_ = "learned",
     seed: options.Seed = 0,
+    tolerance: Annotated[
+        str | None,
+        typer.Option(
+            "--tolerance",
+            metavar="NUMBER",
+            help="Relative error that a gradient may have. Default: 1e-5 in fp32, 5e-2 in bf16.",
+            show_default=False,
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Compare loss and every gradient of one step with the reference. Exit code 1 where one is out of tolerance."""
@@ -136,11 +146,10 @@ def verify(
     from bench.execute.pool import RankPool
     from bench.execute.verify import verify as verify_case
 
-    case = options.run_case(
-        system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout
-    )
+    case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout)
+    corpus, allowed = options.corpus_of(data), _tolerance(tolerance, dtype)
     with RankPool(ranks, options.device_of(device)) as pool:
-        report = verify_case(case, pool, data=data)
+        report = verify_case(case, pool, data=corpus, tolerance=allowed)
     if json:
         print_json(_verified(report))
     else:
@@ -148,6 +157,24 @@ def verify(
         print_table("largest gradient errors", report.COLUMNS, report.table(SHOWN_PARAMETERS))
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _tolerance(gradient: str | None, dtype: str) -> "Tolerance":
+    """The dtype's tolerances with another one for gradients. Raises BadInput."""
+    from dataclasses import replace
+
+    from bench.errors import BadInput
+    from bench.execute.report import TOLERANCES
+
+    if gradient is None:
+        return TOLERANCES[dtype]
+    try:
+        value = float(gradient)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise BadInput("tolerance", gradient, "a number above 0 and below 1")
+    return replace(TOLERANCES[dtype], gradient=value)
 
 
 def _verified(report: "VerifyReport") -> dict[str, Any]:

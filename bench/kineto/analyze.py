@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from bench.errors import BadInput
 from bench.kineto.classes import PHASES, UNKNOWN, KernelTable, Kind, without_arguments
-from bench.kineto.intervals import Ints, both, covered, length, union
+from bench.kineto.intervals import Floats, Ints, both, covered, length, shares, union
 from bench.kineto.phases import Codes, phases_of_work
 from bench.kineto.reader import RankTrace
-from bench.kineto.times import Busy, ClassTime, GpuTime, PhaseTime, RankTime, Seconds, StreamTime, UnknownKernel
+from bench.kineto.times import Busy, ClassTime, GpuTime, PhaseTime, RankTime, Shares, StreamTime, UnknownKernel
 
 NUM_LISTED = 10
 _COMPUTES, _COMMUNICATES = ("compute", "both"), ("communication", "both")
-_BOXES_ACROSS = 4000  # a picture shows no gap smaller than this part of the span
+NUM_COLUMNS = 1200  # of a picture
 Mask = NDArray[np.bool_]
 
 
@@ -70,12 +70,8 @@ def require_communication(labelled: Labelled, num_files: int) -> None:
     )
 
 
-def rank_time(labelled: Labelled, *, boxes: bool = False) -> RankTime:
-    """All numbers of a rank, GPU by GPU.
-
-    Args:
-        boxes: keep what a picture needs as well.
-    """
+def rank_time(labelled: Labelled) -> RankTime:
+    """All numbers of a rank, GPU by GPU."""
     trace = labelled.trace
     device = np.array(trace.streams, dtype=np.int64)[trace.work.lane, 0]
     is_step = np.array([name.startswith("ProfilerStep") for name in trace.names], dtype=bool)
@@ -85,15 +81,16 @@ def rank_time(labelled: Labelled, *, boxes: bool = False) -> RankTime:
         world_size=trace.world_size,
         num_events=trace.num_events,
         num_steps=int(is_step[trace.annotations.name].sum()) if len(trace.annotations) else 0,
-        gpus=tuple(_gpu(labelled, device == number, int(number), boxes) for number in np.unique(device)),
+        gpus=tuple(_gpu(labelled, device == number, int(number)) for number in np.unique(device)),
     )
 
 
-def _gpu(labelled: Labelled, here: Mask, device: int, boxes: bool) -> GpuTime:
+def _gpu(labelled: Labelled, here: Mask, device: int) -> GpuTime:
     trace, work = labelled.trace, labelled.trace.work
     computing = union(*_times(labelled, here & labelled.computes))
     first, last = int(work.start_ns[here].min()), int(work.end_ns[here].max())
     lanes = sorted(np.unique(work.lane[here]).tolist(), key=lambda lane: trace.streams[lane][1])
+    edges = np.linspace(first, max(last, first + 1), NUM_COLUMNS + 1)
     streams = []
     for lane in lanes:
         some = here & (work.lane == lane)
@@ -108,7 +105,8 @@ def _gpu(labelled: Labelled, here: Mask, device: int, boxes: bool) -> GpuTime:
         classes=_classes(labelled, here, computing),
         phases=_phases(labelled, here, computing),
         unknown=_unknown(labelled, here),
-        boxes=_boxes(labelled, lanes, first, last) if boxes else None,
+        by_class=_by_class(labelled, lanes, edges),
+        by_use=_by_use(labelled, here, edges),
     )
 
 
@@ -193,16 +191,19 @@ def _unknown(labelled: Labelled, here: Mask) -> tuple[UnknownKernel, ...]:
     return tuple(UnknownKernel(name, count, _s(round(total))) for name, (count, total) in busiest)
 
 
-def _boxes(
-    labelled: Labelled, lanes: list[int], first: int, last: int
-) -> dict[tuple[int, str], tuple[Seconds, Seconds]]:
-    trace, boxes = labelled.trace, {}
-    gap = (last - first) // _BOXES_ACROSS
+def _by_class(labelled: Labelled, lanes: list[int], edges: Floats) -> dict[tuple[int, str], Shares]:
+    trace, found = labelled.trace, {}
     for lane in lanes:
         on_lane = trace.work.lane == lane
         for number in np.unique(labelled.class_[on_lane]).tolist():
-            start, end = _times(labelled, on_lane & (labelled.class_ == number))
-            start, end = union(start, end + gap)
-            key = (trace.streams[lane][1], labelled.classes[number])
-            boxes[key] = ((start - first) / 1e9, (end - gap - first) / 1e9)
-    return boxes
+            some = on_lane & (labelled.class_ == number)
+            found[trace.streams[lane][1], labelled.classes[number]] = shares(*_times(labelled, some), edges)
+    return found
+
+
+def _by_use(labelled: Labelled, here: Mask, edges: Floats) -> dict[str, Shares]:
+    computes, moves, either = (
+        shares(*_times(labelled, here & some), edges)
+        for some in (labelled.computes, labelled.communicates, labelled.computes | labelled.communicates)
+    )
+    return {"compute": either - moves, "overlapped": computes + moves - either, "exposed": either - computes}

@@ -4,10 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The fewest disjoint intervals that cover the same points, sorted. Touching ones are joined, empty ones dropped."""
+    """The fewest disjoint intervals that cover the same points, sorted. Touching ones are joined, empty dropped."""
     keep = end > start
     start, end = start[keep], end[keep]
     if not len(start):
@@ -41,3 +42,15 @@ def inside(at: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
     start, end = union(start, end)
     found = np.searchsorted(start, at, side="right") - 1
     return (found >= 0) & (at < end[found]) if len(start) else np.zeros(len(at), dtype=bool)
+
+
+def shares(start: Ints, end: Ints, edges: Floats) -> Floats:
+    """What part of each bin between neighbouring `edges` the union covers, from 0 to 1."""
+    start, end = union(start, end)
+    if not len(start):
+        return np.zeros(len(edges) - 1)
+    # The covered length up to a point: it grows inside intervals and rests between them.
+    points = np.stack([start, end], axis=1).reshape(-1)
+    total = np.cumsum(end - start)
+    reached = np.stack([total - (end - start), total], axis=1).reshape(-1)
+    return np.diff(np.interp(edges, points, reached)) / np.diff(edges)

@@ -93,8 +93,8 @@ def read_trace(path: Path | str, position: int = 0, block_bytes: int = BLOCK_BYT
         raise BadInput(
             "trace",
             document.path.name,
-            f"a trace with GPU work (profile with ProfilerActivity.CUDA): of its {events.num:,} events none is a kernel, "
-            "a copy or a memset",
+            f"a trace with GPU work (profile with ProfilerActivity.CUDA): of its {events.num:,} events none is a "
+            "kernel, a copy or a memset",
         )
     return _finished(document, events, position)
 

@@ -21,7 +21,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
     content = asdict(analysis)
     for rank in content["ranks"]:
         for gpu in rank["gpus"]:
-            del gpu["boxes"]
+            del gpu["by_class"], gpu["by_use"]
     if content["skew"] is not None:
         for entry in content["skew"]["waiting"]:
             entry["class"] = entry.pop("class_")
@@ -55,8 +55,11 @@ def _rank_tables(rank: RankTime) -> Iterator[Table]:
                 ],
             )
         if gpu.unknown:
-            rows: list[tuple[object, ...]] = [(u.name, u.num_operations, _ms(u.sum_s)) for u in gpu.unknown]
-            yield Table("busiest kernels of no known class (counted as compute)", ("name", "operations", "sum ms"), rows)
+            yield Table(
+                "busiest kernels of no known class (counted as compute)",
+                ("name", "operations", "sum ms"),
+                [(u.name, u.num_operations, _ms(u.sum_s)) for u in gpu.unknown],
+            )
 
 
 def _busy_rows(gpu: GpuTime) -> list[tuple[object, ...]]:
@@ -83,13 +86,14 @@ def _busy(time: Busy) -> tuple[float | None, ...]:
 def _skew_tables(skew: Skew | None) -> Iterator[Table]:
     if skew is None:
         return
-    spread = "" if skew.start_spread_s is None else f" (first work {_ms(skew.start_spread_s):.4g} ms apart, by the clocks)"
+    starts = skew.start_spread_s
     yield Table(
-        f"over all GPUs{spread}",
+        "over all GPUs" + ("" if starts is None else f" (first work within {starts * 1000:.4g} ms, by the clocks)"),
         ("measure", "least ms", "median ms", "most ms", "most on"),
         [
-            (s.measure.removesuffix("_s"), _ms(s.min_s), _ms(s.median_s), _ms(s.max_s), "rank {} GPU {}".format(*s.largest))
+            (s.measure.removesuffix("_s"), _ms(s.min_s), _ms(s.median_s), _ms(s.max_s), f"rank {rank} GPU {device}")
             for s in skew.spreads
+            for rank, device in [s.largest]
         ],
     )
     rows: list[tuple[object, ...]] = []

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.kineto.classes import Kind
 
-Seconds = NDArray[np.float64]
+Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StreamTime:
 
 @dataclass(frozen=True)
 class ClassTime:
-    """sum_s counts every operation; busy_s is the union; exposed_s, of communication, is what no compute runs beside."""
+    """sum_s counts every operation; busy_s is the union; exposed_s (communication) is what no compute runs beside."""
 
     name: str
     kind: Kind
@@ -71,8 +71,9 @@ class UnknownKernel:
 class GpuTime:
     """One GPU of one rank.
 
-    start_ns: its first work on the trace's clock. unknown: the busiest kernels of no class. boxes, where asked for, are
-    for pictures: by stream and class, starts and ends from the GPU's first start, gaps too small to see closed.
+    start_ns: its first work on the trace's clock. unknown: the busiest kernels of no class. by_class, by_use: for
+    pictures, what part of each of many equal columns of the span is busy: by (stream, class) on that stream, and over
+    all streams as compute alone, overlapped, exposed ("compute", "overlapped", "exposed").
     """
 
     device: int
@@ -83,7 +84,8 @@ class GpuTime:
     classes: tuple[ClassTime, ...]
     phases: tuple[PhaseTime, ...]
     unknown: tuple[UnknownKernel, ...]
-    boxes: Mapping[tuple[int, str], tuple[Seconds, Seconds]] | None = None
+    by_class: Mapping[tuple[int, str], Shares]
+    by_use: Mapping[str, Shares]
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Skew:
-    """start_spread_s: between the first and the last GPU to start, by the hosts' clocks; None where they differ in kind."""
+    """start_spread_s: between the first and last GPU to start, by the hosts' clocks; None where they differ in kind."""
 
     spreads: tuple[Spread, ...]
     waiting: tuple[Waiting, ...]

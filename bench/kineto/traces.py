@@ -27,14 +27,13 @@ def trace_files(path: Path | str) -> list[Path]:
 
 
 def analyze_traces(
-    paths: Sequence[Path | str], table: KernelTable | None = None, *, boxes: bool = False, block_bytes: int = BLOCK_BYTES
+    paths: Sequence[Path | str], table: KernelTable | None = None, *, block_bytes: int = BLOCK_BYTES
 ) -> Analysis:
     """Numbers of all ranks of one job, and how they differ.
 
     Args:
         paths: one file a rank, gzipped or not, in any order.
         table: names of kernels; the built-in ones where None.
-        boxes: keep what `paper_figs.trace_analysis` draws.
     Raises BadInput where a file is not a whole trace or has no GPU work, two files are of one rank, or several ranks
     took part in a trace in which no communication is recognised.
     """
@@ -54,7 +53,7 @@ def analyze_traces(
             warnings.append(f"{trace.path.name} does not say its rank; taken as {trace.rank}, by its position")
         labelled = label(trace, table)
         require_communication(labelled, len(paths))
-        found = rank_time(labelled, boxes=boxes)
+        found = rank_time(labelled)
         ranks.append(found)
         bases.add(trace.base_ns is None)
         collectives.update({(trace.rank, gpu.device): durations(labelled, gpu.device) for gpu in found.gpus})

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from bench.action import view
 from bench.cost import Costs
-from bench.program import Held, Program
+from bench.program import Held, Op, Program
 from bench.timeline import Timeline
 
 Floats = NDArray[np.float64]
+WORKING = len(Held)  # beside the reasons of `Held`: needed while the action runs
 
 
 def net_bytes(program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]) -> Floats:
@@ -24,7 +25,8 @@ def net_bytes(program: Program, costs: Costs, base: NDArray[np.int64], sizes: ND
 def peak_bytes(program: Program, costs: Costs, timeline: Timeline) -> Floats:
     """[timed ranks, in the order of the placement's groups]: the most bytes that each rank holds at once.
 
-    Static state plus the largest sum of the program's lifetimes that are open at a time. At one moment, what ends is
+    Static state plus the largest sum of values that are held at a time: the program's lifetimes, and what a backward
+    computes again while it runs. At one moment, what ends is
     given back before what begins is allocated.
     """
     groups = program.plan.placement.groups
@@ -51,18 +53,23 @@ def peak_bytes(program: Program, costs: Costs, timeline: Timeline) -> Floats:
 def _spans(
     program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    """Of every lifetime on every rank: first task, last task, bytes."""
-    spans = program.lifetimes
-    # A packed message is described by its transfer, which is where the span ends.
-    described = np.where(spans.held == Held.SENT, spans.last, spans.first)
-    template = program.template[described]
-    size = sizes[program.group[spans.first]]
-    key = template.astype(np.int64) * len(Held) + spans.held
-    kinds, kind_of = np.unique(key, return_inverse=True)
+    """Of every value on every rank: first task, last task, bytes."""
+    values = program.lifetimes
+    first, last, held = values.first, values.last, values.held.astype(np.int64)
+    # What an action computes again lives as long as the action.
+    again = np.flatnonzero(program.op == Op.COMPUTE) if costs.recompute == "full" else np.zeros(0, dtype=np.int64)
+    first, last = np.concatenate([first, again]), np.concatenate([last, again])
+    held = np.concatenate([held, np.full(len(again), WORKING)])
+    # A packed message is described by its transfer, which is where its span ends.
+    template = program.template[np.where(held == Held.SENT, last, first)]
+    size = sizes[program.group[first]]
+    kinds, kind_of = np.unique(template.astype(np.int64) * (WORKING + 1) + held, return_inverse=True)
     table = np.zeros((len(kinds), int(sizes.max())))
     for row, each in enumerate(kinds.tolist()):
-        values = costs.held_bytes(Held(each % len(Held)), view(int(program.templates[each // len(Held)])))
-        table[row, : min(len(values), table.shape[1])] = values[: table.shape[1]]
+        code, why = divmod(each, WORKING + 1)
+        action = view(int(program.templates[code]))
+        amount = costs.working_bytes(action) if why == WORKING else costs.held_bytes(Held(why), action)
+        table[row, : min(len(amount), table.shape[1])] = amount[: table.shape[1]]
     number = np.repeat(np.arange(len(size)), size)
     place = np.arange(len(number)) - np.repeat(np.cumsum(size) - size, size)
-    return base[spans.first[number]] + place, base[spans.last[number]] + place, table[kind_of[number], place]
+    return base[first[number]] + place, base[last[number]] + place, table[kind_of[number], place]

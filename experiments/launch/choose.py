@@ -42,7 +42,8 @@ def _file(path: Path) -> Any:
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput("experiment", str(path), f"a file that Python can run ({type(error).__name__}: {error})") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput("experiment", str(path), f"a file that Python can run ({reason})") from None
     return module
 
 

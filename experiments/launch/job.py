@@ -1,7 +1,7 @@
 """What a rank of a job runs: ``python -m experiments.launch.job FOLDER [ELEMENT]``.
 
-The tasks of the element run one after the other. Rank 0 decides which still have to, keeps a journal, shows that the job
-lives, and commits the records.
+The tasks of the element run one after the other. Rank 0 decides which still have to, keeps a journal, shows that the
+job lives, and commits the records.
 """
 
 import json
@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from bench.trial import Trial
 from experiments.launch.ledger import Ledger
 from experiments.launch.submission import Entry, JobFolder, JobRecord
 from experiments.launch.work import status_of

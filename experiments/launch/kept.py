@@ -46,16 +46,15 @@ def _question(task: Task) -> str:
     from bench.case import Case
     from bench.provenance import code_digest
 
-    search = [] if isinstance(task.spec, Case) else [task.settings.budget, []]
+    search: list[object] = [] if isinstance(task.spec, Case) else [task.settings.budget, []]
     values = task.settings.costs.values.model_dump(mode="json")
     return _words(content_id(task.spec), code_digest(task.spec.system), values, search)
 
 
 def _simulated(trial: Trial) -> str:
-    if trial.search:
-        search, case_id = [trial.search.get("budget"), trial.search.get("fixed")], content_id(trial.spec)
-    else:
-        search, case_id = [], trial.case_id
+    tuned = bool(trial.search)
+    search = [trial.search.get("budget"), trial.search.get("fixed")] if tuned else []
+    case_id = content_id(trial.spec) if tuned else trial.case_id
     return _words(case_id, trial.code_digest, trial.assumption_values, search)
 
 

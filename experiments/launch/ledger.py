@@ -1,10 +1,11 @@
 """What is claimed and what is done: small files beside the trials, each made whole by one atomic link.
 
-``launch/claims/KEY.GENERATION`` says who runs a task. The highest generation holds; whoever wants to take over makes the
-next one, which only one can. Nothing is ever removed or changed, so no lock can be lost. ``launch/done/KEY`` is made by
-whoever finishes first; a second result of the same generation of work is discarded there.
+``launch/claims/KEY.GENERATION`` says who runs a task. The highest generation holds; whoever wants to take over makes
+the next one, which only one can. Nothing is ever removed or changed, so no lock can be lost. ``launch/done/KEY`` is
+made by whoever finishes first; a second result is discarded there.
 """
 
+import contextlib
 import json
 import os
 import tempfile
@@ -61,7 +62,8 @@ class Ledger:
                 folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.root).close()
         except OSError as error:
-            raise BadInput("results", str(self.results), f"a directory that can be written ({error.strerror})") from None
+            allowed = f"a directory that can be written ({error.strerror})"
+            raise BadInput("results", str(self.results), allowed) from None
 
     def claims(self, keys: Iterable[str]) -> dict[str, Claim]:
         """The claim that holds, for each of `keys` that ever was claimed."""
@@ -134,10 +136,8 @@ class Ledger:
         for number in range(1, 10_000):
             target = self._done / f"{key}.{number}"
             if not target.exists():
-                try:
+                with contextlib.suppress(FileNotFoundError):
                     done.rename(target)
-                except FileNotFoundError:
-                    pass
                 return
 
 

@@ -71,7 +71,7 @@ def _boot() -> str:
 
 def _started_elsewhere(pid: int) -> str | None:
     """On systems without /proc."""
-    import psutil
+    import psutil  # type: ignore[import-untyped, unused-ignore]
 
     try:
         process = psutil.Process(pid)

@@ -49,8 +49,8 @@ def shape_of(task: Task, site: Site) -> Shape:
 def packs(tasks: Sequence[Task], shape: Shape, site: Site, pack: bool) -> list[list[Task]]:
     """Tasks of one shape as lists, one a job element; their order is the order in which they run.
 
-    Simulated tasks are dealt over `site.jobs` jobs. Of runs, each is a job of its own; with `pack` they share one and go
-    in rounds, all first repeats before all second ones, so that drift hits all alike.
+    Simulated tasks are dealt over `site.jobs` jobs. Of runs, each is a job of its own; with `pack` they share one and
+    go in rounds, all first repeats before all second ones, so that drift hits all alike.
     """
     if shape == SIMULATION:
         num_jobs = min(len(tasks), site.jobs or _default_jobs(len(tasks), site))

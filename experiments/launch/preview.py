@@ -53,11 +53,13 @@ def require_possible(tasks: Sequence[Task], site: Site, facts: ClusterFacts, pac
         raise BadInput("partition", None, f"one of {', '.join(facts.partitions)} (there is no default)")
     for shape in sorted({shape_of(task, site) for task in tasks}):
         if shape.nodes > partition.num_nodes:
-            raise BadInput("nodes", shape.nodes, f"at most the {partition.num_nodes} nodes of partition {partition.name}")
+            allowed = f"at most the {partition.num_nodes} nodes of partition {partition.name}"
+            raise BadInput("nodes", shape.nodes, allowed)
         same = [task for task in tasks if shape_of(task, site) == shape]
         longest = max(minutes(dealt, shape, site) for dealt in packs(same, shape, site, pack))
         if partition.max_minutes is not None and longest > partition.max_minutes:
-            raise BadInput("time", longest, f"at most the {partition.max_minutes} minutes of partition {partition.name}")
+            allowed = f"at most the {partition.max_minutes} minutes of partition {partition.name}"
+            raise BadInput("time", longest, allowed)
 
 
 def scripts(experiment: str, tasks: Sequence[Task], ledger: Ledger, site: Site, pack: bool) -> list[str]:

@@ -30,14 +30,14 @@ class JoinedRanks:
     def __init__(self, environment: Any, meeting: Path, num_ranks: int, device: str) -> None:
         import torch
 
-        from bench.execute import pool
+        from bench.execute import rank as own
 
         self.rank, self.world_size, self.device = environment.global_rank, num_ranks, device
         self._host = environment.hostname
         self._calls = 0
         torch.set_num_threads(1)
-        pool._rank.number, pool._rank.device = self.rank, device
-        pool._rank.connection = _Reports(self)  # type: ignore[assignment]
+        own._rank.number, own._rank.device = self.rank, device
+        own._rank.connection = _Reports(self)  # type: ignore[assignment]
         if device == "cuda":
             _take_gpu(environment.local_rank)
         alone = environment.num_nodes == 1
@@ -67,13 +67,13 @@ class JoinedRanks:
         """
         import torch.distributed as dist
 
-        from bench.execute import pool
+        from bench.execute import rank as own
 
         if world_size not in (None, self.world_size):
             raise BadInput("ranks", world_size, f"the {self.world_size} ranks of the job")
         self._calls += 1
         self._reports, self._on_report = [], on_report if self.rank == 0 else None
-        pool._rank.groups.clear()
+        own._rank.groups.clear()
         backend = "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo"
         store = dist.PrefixStore(f"call-{self._calls}", self.store)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
@@ -102,7 +102,7 @@ class JoinedRanks:
 
 
 class _Reports:
-    """Takes what `bench.execute.pool.report` sends."""
+    """Takes what `bench.execute.rank.report` sends."""
 
     def __init__(self, ranks: JoinedRanks) -> None:
         self.ranks = ranks

@@ -76,7 +76,7 @@ class Site(BaseModel):
     python: str | None = None
     setup: tuple[str, ...] = Field((), strict=False)
     srun_args: tuple[str, ...] = Field((), strict=False)
-    sbatch: Mapping[str, str | int | bool] = {}
+    sbatch: Mapping[str, str | int | Literal[True]] = {}
 
     @classmethod
     def make(cls, **fields: Any) -> Self:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from bench.errors import BadInput
 
 COMMAND_TIMEOUT_S = 30.0
-WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "CONFIGURING", "RESV_DEL_HOLD"})
-RUNNING = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"})
+WAITING = frozenset("PENDING REQUEUED REQUEUE_HOLD SPECIAL_EXIT SUSPENDED CONFIGURING RESV_DEL_HOLD".split())
+RUNNING = frozenset("RUNNING COMPLETING STAGE_OUT SIGNALING STOPPED RESIZING".split())
 
 # Reasons of a waiting job that no passing of time clears.
 NEVER = frozenset(

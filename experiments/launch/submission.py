@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.provenance import ROOT
 from experiments.launch.ledger import Claim, Ledger, read_lines, replace
@@ -23,6 +23,14 @@ from experiments.launch.work import Task
 MODULE = "experiments.launch.job"
 LOCAL_SCRIPT = "script.sh"
 SUBMIT_TIMEOUT_S = 2 * COMMAND_TIMEOUT_S
+
+
+class Start(NamedTuple):
+    """A task to be started, as which generation of its claims and which attempt."""
+
+    task: Task
+    generation: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -138,12 +146,12 @@ def new_name(experiment: str) -> str:
 
 
 def prepare(
-    ledger: Ledger, name: str, wanted: Sequence[Sequence[tuple[Task, int, int]]], shape: Shape, minutes: int, site: Site
+    ledger: Ledger, name: str, wanted: Sequence[Sequence[Start]], shape: Shape, minutes: int, site: Site
 ) -> JobRecord | None:
     """Makes the folder of a job and claims its tasks, of which others may have got hold in the meantime.
 
     Args:
-        wanted: for each element its tasks with the generation to claim and the attempt it is.
+        wanted: for each element what it is to start.
     Returns None where no task was left to run.
     """
     folder = ledger.jobs / name
@@ -215,7 +223,7 @@ def _parameters(folder: Path, record: JobRecord, site: Site) -> dict[str, Any]:
         "srun_args": srun_args,
         "wckey": None,
         "signal_delay_s": 30,
-        "additional_parameters": {"requeue": True, **{key: value for key, value in site.sbatch.items() if value is not False}},
+        "additional_parameters": {"requeue": True, **site.sbatch},
     }
     for key in ("partition", "account", "qos", "constraint", "exclude", "cpus_per_task", "mem"):
         fields[key] = getattr(site, key)

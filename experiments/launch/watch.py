@@ -13,7 +13,7 @@ from experiments.launch.outcome import Event, Listener, Outcome
 from experiments.launch.pack import Shape, minutes, packs, shape_of
 from experiments.launch.site import Site
 from experiments.launch.slurm_state import ClusterFacts, Queue, SlurmError, cancel_element, look
-from experiments.launch.submission import JobFolder, JobRecord, new_name, prepare, submit_local, submit_slurm
+from experiments.launch.submission import JobFolder, JobRecord, Start, new_name, prepare, submit_local, submit_slurm
 from experiments.launch.verdict import Judge, Verdict
 from experiments.launch.work import Task, status_of
 
@@ -106,7 +106,7 @@ class Sweep:
         """One look at everything; True where tasks were run here."""
         claims = self.ledger.claims(self._open())
         queue = self._look(claims)
-        ready: list[tuple[Task, int, int]] = []
+        ready: list[Start] = []
         for key in self._open():
             claim = claims.get(key)
             verdict = Verdict("again", 1) if claim is None else self.judge.decide(claim, queue)
@@ -116,7 +116,7 @@ class Sweep:
             if verdict.what == "again":
                 if verdict.message and verdict.attempt > 1:
                     self._say(f"{task.label}: {verdict.message}; attempt {verdict.attempt} of {self.site.max_attempts}")
-                ready.append((task, generation, verdict.attempt))
+                ready.append(Start(task, generation, verdict.attempt))
             else:
                 self._give_up(task, verdict)
         if not ready:
@@ -150,7 +150,7 @@ class Sweep:
                 return
         self.ledger.commit(task.key, task.failed(verdict.status, verdict.message))
 
-    def _run_here(self, ready: Sequence[tuple[Task, int, int]]) -> bool:
+    def _run_here(self, ready: Sequence[Start]) -> bool:
         """Runs tasks in this process, each claimed just before. Debugging lets errors through."""
         ran = False
         for task, generation, attempt in ready:
@@ -178,17 +178,18 @@ class Sweep:
             self.outcome.new += 1
             self.listen(Event(len(self._reported), len(self.by_key), task.label, trial))
 
-    def _submit(self, ready: Sequence[tuple[Task, int, int]], claims: dict[str, Claim]) -> None:
+    def _submit(self, ready: Sequence[Start], claims: dict[str, Claim]) -> None:
         if time.monotonic() < self._not_before:
             return
-        by_shape: dict[Shape, list[tuple[Task, int, int]]] = {}
+        by_shape: dict[Shape, list[Start]] = {}
         for one in ready:
-            by_shape.setdefault(shape_of(one[0], self.site), []).append(one)
-        busy = {key: claim for key, claim in claims.items() if key not in {task.key for task, _, _ in ready}}
+            by_shape.setdefault(shape_of(one.task, self.site), []).append(one)
+        starting = {one.task.key for one in ready}
+        busy = {key: claim for key, claim in claims.items() if key not in starting}
         slots = self._free_slots(busy)
         for shape, ones in sorted(by_shape.items()):
-            wanted = {task.key: (task, generation, attempt) for task, generation, attempt in ones}
-            dealt = packs([task for task, _, _ in ones], shape, self.site, self.plan.pack)
+            wanted = {one.task.key: one for one in ones}
+            dealt = packs([one.task for one in ones], shape, self.site, self.plan.pack)
             chosen = [[wanted[task.key] for task in pack] for pack in dealt][:slots]
             slots -= len(chosen)
             for chunk in self._chunks(chosen, shape):
@@ -204,18 +205,18 @@ class Sweep:
         most = self.site.jobs or (1 if self.plan.tasks[0].settings.backend == "run" else len(self.by_key))
         return max(0, most - running)
 
-    def _chunks(self, wanted: list[list[tuple[Task, int, int]]], shape: Shape) -> list[list[list[tuple[Task, int, int]]]]:
+    def _chunks(self, wanted: list[list[Start]], shape: Shape) -> list[list[list[Start]]]:
         """Below the largest array, and of one time limit each."""
         most = self.plan.facts.max_array_size - 1 if self.plan.facts else max(1, len(wanted))
-        by_limit: dict[int, list[list[tuple[Task, int, int]]]] = {}
+        by_limit: dict[int, list[list[Start]]] = {}
         for pack in wanted:
-            by_limit.setdefault(minutes([task for task, _, _ in pack], shape, self.site), []).append(pack)
+            by_limit.setdefault(minutes([one.task for one in pack], shape, self.site), []).append(pack)
         return [same[i : i + most] for same in by_limit.values() for i in range(0, len(same), most)]
 
-    def _send(self, chunk: list[list[tuple[Task, int, int]]], shape: Shape) -> bool:
+    def _send(self, chunk: list[list[Start]], shape: Shape) -> bool:
         """One submission; False where it was refused."""
         name = new_name(self.plan.experiment)
-        limit = minutes([task for task, _, _ in chunk[0]], shape, self.site)
+        limit = minutes([one.task for one in chunk[0]], shape, self.site)
         record = prepare(self.ledger, name, chunk, shape, limit, self.site)
         if record is None:
             return True

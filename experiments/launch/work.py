@@ -4,7 +4,6 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.case import Case, CaseSpec
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
 Backend = Literal["simulate", "run"]
 BACKENDS: tuple[Backend, ...] = ("simulate", "run")
-WARMUP_STEPS = 2
-"""Steps at the start of a run that its throughput leaves out."""
 
 
 @dataclass(frozen=True)
@@ -81,27 +78,11 @@ class Task:
         return self._measure(ranks)
 
     def _measure(self, ranks: "RankPool | None") -> Trial:
-        from bench.execute.train import train
+        from bench.measured import measure
 
-        case = self._case
-        device: Literal["cpu", "cuda"] = device_of(case)
-        found = train(case, steps=self.settings.steps, device=device, pool=ranks, data=self.settings.data)
-        steady = found.tokens_per_s[WARMUP_STEPS:] or found.tokens_per_s
-        rate = median(steady)
-        num_gpus = case.cluster.num_gpus
-        return self._measured(
-            "ok",
-            "",
-            metrics={
-                "tokens_per_s": rate,
-                "tokens_per_s_per_gpu": rate / num_gpus,
-                "step_time_s": case.workload.global_batch_tokens / rate,
-                "loss": found.losses[-1],
-            },
-            samples={
-                name: list(getattr(found, name)) for name in ("losses", "grad_norms", "tokens_per_s", "load_imbalance")
-            },
-        )
+        settings, case = self.settings, self._case
+        found = measure(case, steps=settings.steps, device=device_of(case), data=settings.data, pool=ranks).trial
+        return found.model_copy(update={"provenance": {**found.provenance, "repeat": self.repeat}})
 
     @property
     def _case(self) -> Case:
@@ -111,22 +92,18 @@ class Task:
     def failed(self, status: Status, message: str) -> Trial:
         """The record of a task that came to nothing."""
         line = " ".join(message.split())
-        if self.settings.backend == "run":
-            return self._measured(status, line)
-        trial = failed_trial(self.spec, self.settings.costs, RuntimeError(line))
-        return trial.model_copy(update={"status": status, "message": line})
-
-    def _measured(self, status: Status, message: str, **found: Any) -> Trial:
         settings, case = self.settings, self.spec
-        extra = ("--device", device_of(case), "--steps", str(settings.steps), "--data", settings.data)
+        if settings.backend == "simulate":
+            trial = failed_trial(case, settings.costs, RuntimeError(line))
+            return trial.model_copy(update={"status": status, "message": line})
+        extra = ("--ranks", str(case.cluster.num_gpus), "--device", device_of(case), "--steps", str(settings.steps))
         return Trial.make(
             case=case,
             source="measured",
             status=status,
-            message=message,
-            command=command_for("run", case, extra),
+            message=line,
+            command=command_for("run", case, (*extra, "--data", settings.data)),
             provenance={**collect(), "repeat": self.repeat},
-            **found,
         )
 
 
@@ -138,6 +115,6 @@ def device_of(spec: CaseSpec) -> Literal["cpu", "cuda"]:
 def status_of(error: BaseException) -> Status:
     """The status of a task that ended in an exception."""
     cause = getattr(error, "cause", type(error).__name__)
-    if cause == "OutOfMemoryError" or isinstance(error, MemoryError):
+    if "OutOfMemoryError" in f"{cause} {error}" or isinstance(error, MemoryError):
         return "oom"
     return "hang" if cause == "hung" else "error"

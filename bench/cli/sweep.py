@@ -1,0 +1,431 @@
+"""`moebench sweep` and what belongs to it: an experiment's cases on this machine or on Slurm, watched and resumed."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.cli import options
+
+if TYPE_CHECKING:
+    from experiments.launch.outcome import Event, Outcome
+    from experiments.launch.site import Site
+    from experiments.launch.sweeps import Standing
+    from experiments.launch.watch import Plan
+    from experiments.launch.work import Task
+
+EXECUTORS = ("inprocess", "debug", "local", "slurm")
+MAX_SHOWN_FAILURES = 20
+WATCH_S = 2.0
+
+SiteFile = Annotated[
+    Path | None,
+    typer.Option("--site", metavar="FILE", help="Settings of the cluster; see `moebench site init`.", show_default=False),
+]
+SweepName = Annotated[
+    str | None, typer.Argument(metavar="SWEEP", help="Name of a sweep; by default the newest.", show_default=False)
+]
+
+
+def _text(name: str, metavar: str, help_: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=help_, show_default=False)
+
+
+def _number(name: str, help_: str) -> Any:
+    return typer.Option(name, metavar="NUMBER", parser=options.whole_number, help=help_, show_default=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs sweep, status, cancel, logs and site."""
+    example = "moebench sweep fig7 --executor slurm --partition gpu --dry-run"
+    app.command("sweep", epilog=f"Example: {example}")(sweep)
+    app.command("status", epilog="Example: moebench status --watch")(status)
+    app.command("cancel", epilog="Example: moebench cancel fig7-simulate")(cancel)
+    app.command("logs", epilog="Example: moebench logs 3f1c")(logs)
+    site = typer.Typer(help="Settings of a cluster.", no_args_is_help=True)
+    site.command("init", epilog="Example: moebench site init --out site.toml")(site_init)
+    app.add_typer(site, name="site")
+
+
+add_verbs = register
+
+
+def sweep(
+    experiment: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FILE.py", help="Experiment, or a file with `specs(quick)`.", show_default=False),
+    ],
+    executor: Annotated[str | None, _text("--executor", "|".join(EXECUTORS), "Where. Default: inprocess.")] = None,
+    backend: Annotated[str, typer.Option("--backend", metavar="simulate|run", help="What.")] = "simulate",
+    partition: Annotated[str | None, _text("--partition", "NAME", "Slurm partition.")] = None,
+    account: Annotated[str | None, _text("--account", "NAME", "Slurm account.")] = None,
+    qos: Annotated[str | None, _text("--qos", "NAME", "Slurm quality of service.")] = None,
+    time: Annotated[str | None, _text("--time", "HH:MM:SS", "Time limit of one run. Default: 00:30:00.")] = None,
+    max_nodes: Annotated[int | None, _number("--max-nodes", "Refuse cases that need more nodes.")] = None,
+    gpus_per_node: Annotated[int | None, _number("--gpus-per-node", "Ranks of a run on one node.")] = None,
+    setup: Annotated[Path | None, _text("--setup", "FILE", "Shell lines that every job runs first.")] = None,
+    only: Annotated[list[str] | None, _text("--only", "FIELD=VALUE,...", "Fewer cases.")] = None,
+    repeats: Annotated[int, _number("--repeats", "Runs of each case.")] = 1,
+    jobs: Annotated[int | None, _number("--jobs", "Jobs at a time.")] = None,
+    pack: Annotated[bool, typer.Option("--pack", help="Runs of one shape share an allocation, in rounds.")] = False,
+    steps: Annotated[int, _number("--steps", "Optimizer steps of a run.")] = 20,
+    quick: Annotated[bool, typer.Option("--quick", help="The experiment's fewer cases.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be submitted, and submit nothing.")] = False,
+    site: SiteFile = None,
+    results: options.Results = None,
+    json: options.Json = False,
+) -> None:
+    """Run the cases of an experiment that have no result yet. An option with the value none overrides the site file.
+
+    Run it again to go on where it stopped. Exit code 1 where a case failed or has no result.
+    """
+    from bench.cli.output import require_folder
+    from bench.results import LOCAL
+    from experiments.launch.ledger import Ledger
+    from experiments.launch.site import load
+    from experiments.launch.work import Settings
+
+    given = {
+        "executor": executor,
+        "partition": partition,
+        "account": account,
+        "qos": qos,
+        "time": time,
+        "max_nodes": max_nodes,
+        "gpus_per_node": gpus_per_node,
+        "jobs": jobs,
+        "setup": _lines(setup),
+    }
+    chosen = load(site, given)
+    kept = LOCAL if results is None else results
+    require_folder("results", kept)
+    settings = Settings(backend=_backend(backend, pack), steps=steps, budget=_budget(backend))
+    ledger = Ledger(kept)
+    words = ",".join(sorted(only or []))
+    plan, memory = _plan(experiment, quick, only or [], settings, repeats, chosen, pack, ledger, words)
+    if dry_run:
+        _preview(plan, memory, ledger, json)
+        return
+    _run(plan, ledger, retry_failed, json)
+
+
+def _backend(word: str, pack: bool) -> Any:
+    from bench.errors import BadInput, unknown
+    from experiments.launch.work import BACKENDS
+
+    if word not in BACKENDS:
+        raise unknown("backend", word, BACKENDS)
+    if pack and word == "simulate":
+        raise BadInput("pack", True, "with --backend run; simulated cases are packed by themselves")
+    if word == "run":
+        from bench.cli.training import require_torch
+
+        require_torch()
+    return word
+
+
+def _budget(backend: str) -> int | None:
+    from bench.tune import DEFAULT_BUDGET
+
+    return DEFAULT_BUDGET if backend == "simulate" else None
+
+
+def _lines(setup: Path | None) -> tuple[str, ...] | None:
+    from bench.errors import BadInput
+
+    if setup is None:
+        return None
+    if str(setup) == "none":
+        return ()
+    try:
+        return tuple(setup.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("setup", str(setup), f"a text file that can be read ({error})") from None
+
+
+def _plan(
+    experiment: str,
+    quick: bool,
+    only: list[str],
+    settings: Any,
+    repeats: int,
+    site: "Site",
+    pack: bool,
+    ledger: Any,
+    words: str,
+) -> "tuple[Plan, dict[str, float]]":
+    """What is to be run, checked; and the simulated memory of the cases that are."""
+    from experiments.launch import choose, layouts, preview
+    from experiments.launch.pack import require_here
+    from experiments.launch.slurm_state import cluster_facts
+    from experiments.launch.sweeps import name_of
+    from experiments.launch.watch import Plan
+
+    facts = cluster_facts() if site.executor == "slurm" else None
+    specs = choose.only(choose.specs_of(experiment, quick), only)
+    memory: dict[str, float] = {}
+    if settings.backend == "run":
+        from bench.cli.output import working
+
+        with working("layouts") as advance:
+            specs, memory = layouts.with_layouts(specs, ledger, advance)
+    tasks = choose.tasks_of(specs, settings, repeats)
+    require_here(tasks, site)
+    if facts is not None:
+        preview.require_possible(tasks, site, facts, pack)
+    name = name_of(experiment, settings.backend, words)
+    return Plan(name, name.split("-")[0], tasks, site, pack, facts), memory
+
+
+def _preview(plan: "Plan", memory: dict[str, float], ledger: Any, json: bool) -> None:
+    from bench.cli.output import print_json, print_table
+    from experiments.launch.preview import runs, scripts
+    from experiments.launch.site import clock
+
+    found = runs(plan.tasks, plan.site, memory)
+    texts = scripts(plan.experiment, plan.tasks, ledger, plan.site, plan.pack) if plan.site.executor == "slurm" else []
+    gib = [None if run.memory_bytes is None else run.memory_bytes / 2**30 for run in found]
+    if json:
+        rows = [
+            {
+                "run": run.task.label,
+                "nodes": run.nodes,
+                "ranks": run.ranks,
+                "memory_bytes": run.memory_bytes,
+                "time_limit_s": 60 * run.minutes,
+                "gpu_hours": run.gpu_hours,
+            }
+            for run in found
+        ]
+        print_json({"kind": "dry-run", "name": plan.name, "runs": rows, "scripts": texts})
+        return
+    columns = ["run", "nodes", "ranks", "memory GiB", "time limit", "GPU-hours"]
+    rows_shown = [
+        [run.task.label, run.nodes, run.ranks, size, clock(run.minutes), run.gpu_hours]
+        for run, size in zip(found, gib, strict=True)
+    ]
+    print_table(f"dry run of {plan.name}: nothing is submitted", columns, rows_shown)
+    typer.echo(f"{len(found)} runs, at most {sum(run.gpu_hours for run in found):,.1f} GPU-hours")
+    for text in texts:
+        typer.echo("\n" + text.rstrip())
+
+
+def _run(plan: "Plan", ledger: Any, retry_failed: bool, json: bool) -> None:
+    from bench.cli.output import print_json
+    from experiments.launch import sweeps
+    from experiments.launch.kept import adopt
+    from experiments.launch.watch import Sweep
+
+    ledger.make()
+    adopt(ledger, plan.tasks, retry_failed)
+    sweeps.register(ledger, plan.name, list(plan.tasks), bool(plan.facts and plan.facts.accounting))
+    try:
+        outcome = Sweep(plan, ledger, _quiet if json else _tell).run()
+    except KeyboardInterrupt:
+        typer.echo(
+            f"moebench: stopped watching {plan.name}; jobs go on. The same command watches again; "
+            f"`moebench status {plan.name}` shows how it stands, `moebench cancel {plan.name}` stops it",
+            err=True,
+        )
+        raise typer.Exit(130) from None
+    failures = [
+        sweeps.failure_of(ledger, task, task.key, trial.status, trial.message) for task, trial in outcome.failed
+    ]
+    if json:
+        print_json(_described(outcome, failures))
+    else:
+        _show_end(outcome, failures, len(plan.tasks), ledger)
+    if outcome.failed or outcome.open:
+        raise typer.Exit(1)
+
+
+def _quiet(_: "Event") -> None:
+    pass
+
+
+def _tell(event: "Event") -> None:
+    place = f"[{event.done}/{event.total}]"
+    if event.trial is None:
+        typer.echo(f"{place} {event.text}")
+        return
+    step = event.trial.metrics.get("step_time_s")
+    what = f"{step:.4g} s a step" if event.trial.status == "ok" and step else event.trial.message
+    typer.echo(f"{place} {event.trial.status:<10} {event.text}  {what[:160]}")
+
+
+def _described(outcome: "Outcome", failures: list[Any]) -> dict[str, Any]:
+    return {
+        "kind": "sweep",
+        "name": outcome.name,
+        "statuses": dict(sorted(outcome.statuses.items())),
+        "new": outcome.new,
+        "open": [task.label for task in outcome.open],
+        "refused": outcome.refused,
+        "cancelled": outcome.withdrawn,
+        "failures": [_failure_fields(failure) for failure in failures],
+    }
+
+
+def _failure_fields(failure: Any) -> dict[str, Any]:
+    return {name: None if value is None else str(value) for name, value in failure._asdict().items()}
+
+
+def _show_end(outcome: "Outcome", failures: list[Any], total: int, ledger: Any) -> None:
+    counted = ", ".join(f"{number} {status}" for status, number in sorted(outcome.statuses.items())) or "no result"
+    typer.echo(f"{outcome.name}: {total} runs, {outcome.new} new: {counted}; trials in {ledger.results}")
+    _show_failures(failures)
+    if outcome.open:
+        why = f"Slurm refused: {outcome.refused}" if outcome.refused else "the sweep was cancelled"
+        typer.echo(f"moebench: {len(outcome.open)} runs have no result: {why}", err=True)
+
+
+def _show_failures(failures: list[Any]) -> None:
+    from experiments.launch.sweeps import tail
+
+    for failure in failures[:MAX_SHOWN_FAILURES]:
+        typer.echo(f"{failure.status}: {failure.label} (case {failure.case_id}): {failure.message[:300]}")
+        if failure.log is not None:
+            for line in tail(failure.log):
+                typer.echo(f"    {line[:200]}")
+            typer.echo(f"  log {failure.log}\n  script {failure.script}")
+    if len(failures) > MAX_SHOWN_FAILURES:
+        typer.echo(f"and {len(failures) - MAX_SHOWN_FAILURES} more; --json shows all")
+
+
+def status(
+    name: SweepName = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until all is done.")] = False,
+    results: options.Results = None,
+    json: options.Json = False,
+) -> None:
+    """Show how a sweep stands: what is done, runs and waits, what failed and where its log is."""
+    import time
+
+    from bench.cli.output import print_json
+    from experiments.launch.sweeps import standing
+
+    ledger = _ledger(results)
+    if json:
+        print_json(_standing_fields(standing(ledger, name)))
+        return
+    if not watch:
+        _show_standing(standing(ledger, name))
+        return
+    from rich.live import Live
+
+    try:
+        with Live(refresh_per_second=4) as live:
+            while True:
+                now = standing(ledger, name)
+                live.update(_drawn(now))
+                if now.done == now.total:
+                    break
+                time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    _show_failures(now.failures)
+
+
+def _ledger(results: Path | None) -> Any:
+    from bench.results import LOCAL
+    from experiments.launch.ledger import Ledger
+
+    return Ledger(LOCAL if results is None else results)
+
+
+def _standing_fields(now: "Standing") -> dict[str, Any]:
+    return {
+        "kind": "status",
+        "name": now.name,
+        "total": now.total,
+        "done": now.done,
+        "counts": dict(sorted(now.counts.items())),
+        "running": [{"run": label, "where": place} for label, place in now.running],
+        "waiting": dict(now.waiting),
+        "eta_s": now.eta_s,
+        "trouble": now.trouble,
+        "failures": [_failure_fields(failure) for failure in now.failures],
+    }
+
+
+def _show_standing(now: "Standing") -> None:
+    from rich.console import Console
+
+    Console().print(_drawn(now))
+    _show_failures(now.failures)
+
+
+def _drawn(now: "Standing") -> Any:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{now.name}: {now.done} of {now.total}", title_justify="left")
+    table.add_column("state")
+    table.add_column("runs", justify="right")
+    for state, number in sorted(now.counts.items()):
+        table.add_row(Text(state), str(number))
+    lines = [f"running: {label} ({place})" for label, place in now.running[:10]]
+    lines += [f"waiting: {number} {why}" for why, number in now.waiting.items()]
+    lines += [f"Slurm does not answer: {now.trouble}"] if now.trouble else []
+    lines += [f"about {now.eta_s / 60:.1f} minutes left"] if now.eta_s else []
+    return Group(table, ProgressBar(total=max(1, now.total), completed=now.done, width=60), Text("\n".join(lines)))
+
+
+def cancel(name: SweepName = None, results: options.Results = None, json: options.Json = False) -> None:
+    """Stop a sweep and cancel its jobs. What has a result keeps it; the sweep can be run again."""
+    from bench.cli.output import print_json
+    from experiments.launch.slurm_state import SlurmError
+    from experiments.launch.sweeps import withdraw
+
+    try:
+        chosen, number = withdraw(_ledger(results), name)
+    except SlurmError as error:
+        typer.echo(f"moebench: Slurm did not cancel every job: {error}; try again", err=True)
+        raise typer.Exit(1) from None
+    if json:
+        print_json({"kind": "cancel", "name": chosen, "jobs": number})
+    else:
+        typer.echo(f"{chosen}: cancelled {number} jobs")
+
+
+def logs(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="The beginning of a case id.", show_default=False)],
+    results: options.Results = None,
+    json: options.Json = False,
+) -> None:
+    """Show where the logs and the script of a case are, and the last lines of its last log."""
+    from bench.cli.output import print_json
+    from experiments.launch.sweeps import logs_of, tail
+
+    found = logs_of(_ledger(results), case)
+    if json:
+        rows = [
+            {"run": label, "logs": [str(path) for path in folder.logs(element)], "script": str(folder.script())}
+            for label, folder, element in found
+        ]
+        print_json({"kind": "logs", "jobs": rows})
+        return
+    if not found:
+        typer.echo("it ran inside the sweep's own process, or has not run: there is no log")
+    for label, folder, element in found:
+        typer.echo(f"{label}\n  script {folder.script()}")
+        for path in folder.logs(element):
+            typer.echo(f"  log {path}")
+            for line in tail(path, 20):
+                typer.echo(f"    {line}")
+
+
+def site_init(
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Default: the user's own.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a site file with every setting explained, to be edited."""
+    from experiments.launch.site import default_path, write_template
+
+    path = default_path() if out is None else out
+    write_template(path)
+    typer.echo(f"wrote {path}")
