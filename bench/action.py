@@ -35,11 +35,12 @@ class Kind(IntEnum):
 
 
 class Pass(IntEnum):
-    """Forward, input gradient, weight gradient."""
+    """Forward, input gradient, weight gradient, and forward once more where the backward needs what was not kept."""
 
     F = 0
     B = 1
     W = 2
+    R = 3
 
 
 COMPUTE = frozenset({Kind.EMBED, Kind.ATTENTION, Kind.EXPERT, Kind.JOIN, Kind.HEAD})
@@ -60,7 +61,7 @@ _WORD = {
     Kind.UPDATE: "update",
 }
 _KIND = {word: kind for kind, word in _WORD.items()}
-_TEXT = re.compile(r"([a-z]+)(?::([FBW])(\d+)\.(\d+)(?:\.(\d+))?)?")
+_TEXT = re.compile(r"([a-z]+)(?::([FBWR])(\d+)\.(\d+)(?:\.(\d+))?)?")
 
 # Bits of the packed code, lowest first.
 _KIND_BITS, _PASS_BITS, _LAYER_BITS, _CHUNK_BITS = 5, 2, 14, 10

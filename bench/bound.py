@@ -63,7 +63,7 @@ def placement_bound(placement: Placement, costs: Costs, num_microbatches: int) -
 def _actions(placement: Placement, costs: Costs) -> Iterable[Action]:
     """All actions of micro-batch 0."""
     found: dict[Action, None] = {}
-    for edge in edges(costs.case.model, placement):
+    for edge in edges(costs.case.model, placement, costs.recompute):
         for end in (edge.src, edge.dst, edge.via):
             if end is not None:
                 found[end] = None

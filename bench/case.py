@@ -69,9 +69,8 @@ class Layout(_Frozen):
 
     Colocated systems use `ep` (ranks that share the experts), `pp` and `vpp`; `disagmoe` uses `attention_ranks` (M) and
     `expert_ranks` (N) per group, `groups` (p, of each kind), `layers_per_chunk` (neighbouring layers on one group),
-    `round_length` (micro-batches that pass a group's layer together), `deferred_w` (weight
-    gradients that a group may put off) and `deferred_w` (weight gradients
-    that a group may put off to fill bubbles). `mbs` is in sequences per attention rank.
+    `round_length` (micro-batches that pass a group's layer together), `deferred_w` (weight gradients that a group may
+    put off) and `lookahead` (micro-batches by which recomputation runs ahead). `mbs` is sequences per attention rank.
     """
 
     mbs: Count = 1
@@ -85,11 +84,11 @@ class Layout(_Frozen):
     layers_per_chunk: Count = 1
     round_length: Count = 1
     deferred_w: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    deferred_w: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    lookahead: Count = 2
     head_group: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     shared_on: Literal["attention", "expert"] = "attention"
-    copies: Literal["expert", "rank"] = "rank"
-    recompute: Literal["none", "full"] = "none"
+    copies: Literal["expert", "rank", "node"] = "rank"
+    recompute: Literal["none", "full", "redispatch"] = "none"
     shard_state: bool = True
 
     def __str__(self) -> str:

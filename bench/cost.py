@@ -7,7 +7,8 @@ micro-batch. Replica 0 stands for all replicas: its rank r lies on node r // gpu
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from math import inf
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +41,6 @@ from bench.state import State
 
 Floats = NDArray[np.float64]
 PASS_WORDS: dict[Pass, PassWord] = {Pass.F: "F", Pass.B: "B", Pass.W: "W"}
-
-
-class Ports(NamedTuple):
-    """A transfer on its ports: seconds that each rank's ports are taken, [source ranks] or [target ranks].
-
-    latency_s: [target ranks], from a send's start to the first byte's arrival, and from its end to the last byte's.
-    """
-
-    nic_send_s: Floats
-    nvlink_send_s: Floats
-    nic_receive_s: Floats
-    nvlink_receive_s: Floats
-    latency_s: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,17 +101,23 @@ class Costs:
         return self._cached(("flops", *self._likeness(action)), lambda: self._flops(action))
 
     def _seconds(self, action: Action) -> Floats:
-        passes = [action.pass_]
-        if self.recompute == "full" and action.pass_ is Pass.B:
-            passes.append(Pass.F)
         total = np.zeros(self._size(action))
-        for pass_ in passes:
+        for pass_ in [Pass.R] * self.computes_again(action) + [action.pass_]:
             for kernel in self._kernels(action._replace(pass_=pass_)):
                 total = total + self._machine.seconds(kernel)
         return total
 
+    def computes_again(self, action: Action) -> bool:
+        """Whether a backward runs its forward once more: what it needs was neither kept nor made again by pass R."""
+        if self.recompute == "none" or action.pass_ is not Pass.B:
+            return False
+        mixture = action.kind is Kind.ATTENTION and not self.case.model.is_dense(action.layer)
+        return not (self.recompute == "redispatch" and mixture)
+
     def _flops(self, action: Action) -> Floats:
         total = np.zeros(self._size(action))
+        if action.pass_ is Pass.R:
+            return total
         for part, rows in self._parts(action):
             layer = action.layer if part not in ("embed", "head") else 0
             # Linear in the rows.
@@ -155,7 +149,8 @@ class Costs:
         return []
 
     def _kernels(self, action: Action) -> list[Kernel]:
-        model, layer, pass_, e = self.case.model, action.layer, action.pass_, self._load.element_bytes
+        model, layer, e = self.case.model, action.layer, self._load.element_bytes
+        pass_ = Pass.F if action.pass_ is Pass.R else action.pass_
         found: list[Kernel] = []
         for part, rows in self._parts(action):
             local = model.num_experts / self._load.num_expert_ranks(layer) if part == "expert" else 1.0
@@ -180,6 +175,9 @@ class Costs:
     def _gathered_rows(self, action: Action) -> Floats | float:
         """Rows read and written to pack, unpack and add up what is exchanged, on the ranks of the action."""
         model, layer = self.case.model, action.layer
+        if action.pass_ is Pass.R:
+            sends = self.recompute == "redispatch" and action.kind is Kind.ATTENTION and not model.is_dense(layer)
+            return self._tokens * (float(self._load.copies_per_token(layer).sum()) + 1) if sends else 0.0
         if action.kind is Kind.EXPERT:
             # Rows to assignments and back, with the weighted sum.
             return 2 * self._load.assignments(layer) + self._load.rows(layer) + self._load.assignments(layer)
@@ -218,19 +216,14 @@ class Costs:
         return max(float(column.max(initial=0.0)) for column in ports[:4]) + float(ports.latency_s.max(initial=0.0))
 
     def _ports(self, action: Action) -> Ports:
-        message = self.message(action)
-        source, target = ends(self.placement, action)
+        cluster, assumed, message = self.case.cluster, self.assumed, self.message(action)
         if self.free_communication:
-            free_out, free_in = np.zeros(len(message.num_bytes)), np.zeros(message.num_bytes.shape[1])
-            return Ports(free_out, free_out, free_in, free_in, free_in)
-        cluster, assumed = self.case.cluster, self.assumed
+            return message.ports(Link(inf, 0.0), Link(inf, 0.0))
+        source, target = ends(self.placement, action)
         nic_share = assumed.nic_all_to_all if source == target else assumed.nic_many_to_many
-        nic = message.num_bytes * message.over_nic / (cluster.nic_bytes_per_s_per_gpu * nic_share)
-        nvlink = message.num_bytes * message.over_nvlink / (cluster.gpu.nvlink_bytes_per_s * assumed.nvlink)
-        latency = np.where(nic.any(axis=0), cluster.nic_latency_s, cluster.nvlink_latency_s) + assumed.transfer_s
-        crosses = (nic + nvlink).any(axis=0)
-        return Ports(
-            nic.sum(axis=1), nvlink.sum(axis=1), nic.sum(axis=0), nvlink.sum(axis=0), np.where(crosses, latency, 0.0)
+        return message.ports(
+            Link(cluster.nic_bytes_per_s_per_gpu * nic_share, cluster.nic_latency_s + assumed.transfer_s),
+            Link(cluster.gpu.nvlink_bytes_per_s * assumed.nvlink, cluster.nvlink_latency_s + assumed.transfer_s),
         )
 
     # Memory
@@ -244,6 +237,13 @@ class Costs:
             return self.message(action).num_bytes.sum(axis=1 if held is Held.SENT else 0)
         total = np.zeros(self._size(action))
         rows = self._load.rows(action.layer) if action.kind is Kind.EXPERT else None
+        if rows is not None and held is Held.FORWARD and self.recompute == "redispatch":
+            rows = np.zeros_like(rows)  # they come once more
+        if held is Held.AGAIN:
+            forward = action._replace(pass_=Pass.F)
+            return replace(self, recompute="none").held_bytes(Held.FORWARD, forward) - self.held_bytes(
+                Held.FORWARD, forward
+            )
         for part, amount in self._parts(action):
             for i in range(len(total)):
                 kept = retained_bytes(
@@ -254,14 +254,14 @@ class Costs:
                     assignments=_at(amount, i) if part == "expert" else None,
                     rows=None if rows is None else _at(rows, i),
                     dtype_bytes=self._load.element_bytes,
-                    recompute="full" if self.recompute == "full" else "none",
+                    recompute="none" if self.recompute == "none" else "full",
                 )
                 total[i] += kept.after_forward if held is Held.FORWARD else kept.after_backward
         return total
 
     def working_bytes(self, action: Action) -> Floats:
         """[ranks]: bytes held while a compute action runs and no longer: what a backward computes again."""
-        if self.recompute != "full" or action.pass_ is not Pass.B:
+        if not self.computes_again(action):
             return np.zeros(self._size(action))
         forward = action._replace(pass_=Pass.F)
         whole = replace(self, recompute="none").held_bytes(Held.FORWARD, forward)
@@ -319,7 +319,7 @@ class Costs:
 
     @cached_property
     def _load(self) -> Load:
-        return Load(self.case, self.placement, self.copies, self.routes)
+        return Load(self.case, self.placement, self.copies, self.recompute, self.routes)
 
     @cached_property
     def _cache(self) -> dict[Hashable, Any]:

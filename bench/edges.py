@@ -105,8 +105,11 @@ DISPATCH_FORWARD = Volume((Term(Rows.COPIES, 1), Term(Rows.ASSIGNMENTS, 0, INDEX
 DISPATCH_BACKWARD = Volume((Term(Rows.COPIES, 1), Term(Rows.ASSIGNMENTS, 0, WEIGHT_BYTES)))
 
 
-def edges(model: Model, placement: Placement) -> Iterator[Edge]:
+def edges(model: Model, placement: Placement, recompute: str = "none") -> Iterator[Edge]:
     """Every data dependency of one micro-batch (number 0), forward and backward.
+
+    With `recompute` "redispatch" nothing but x is kept of a layer: its attention runs once more (pass R) and sends u
+    once more, for the experts' backward. Weights and row numbers stay with the experts.
 
     No dependency crosses micro-batches, so those of micro-batch m are the same with m in place of 0. Gradient sums and
     the optimizer step are not in here: they wait for every action of their group (see `bench.lower`).
@@ -114,6 +117,8 @@ def edges(model: Model, placement: Placement) -> Iterator[Edge]:
     yield from _input_edge(placement, 0, Action(Kind.EMBED), Action(Kind.EMBED, Pass.B))
     for layer in range(model.num_layers):
         yield from _layer_edges(model, placement, layer)
+        if recompute == "redispatch" and not model.is_dense(layer):
+            yield from _again_edges(layer)
         yield from _own_passes(Kind.ATTENTION, layer)
     yield from _own_passes(Kind.HEAD, 0)
 
@@ -151,6 +156,14 @@ def _layer_edges(model: Model, placement: Placement, layer: int) -> Iterator[Edg
     yield from _own_passes(Kind.EXPERT, layer)
 
 
+def _again_edges(layer: int) -> Iterator[Edge]:
+    """Attention once more, between its forward and its backward, and its dispatch to the experts' backward."""
+    again = Action(Kind.ATTENTION, Pass.R, layer)
+    yield Edge(Action(Kind.ATTENTION, Pass.F, layer), again, None, NOTHING)
+    yield Edge(again, Action(Kind.ATTENTION, Pass.B, layer), None, NOTHING)
+    yield Edge(again, Action(Kind.EXPERT, Pass.B, layer), Action(Kind.DISPATCH, Pass.R, layer), COPIED_ROWS)
+
+
 def _input_edge(placement: Placement, layer: int, maker: Action, taker_of_gradient: Action) -> Iterator[Edge]:
     """x_layer from `maker` to its consumer, and its gradient back; over a HOP where the groups differ."""
     here = placement.home(maker.kind, maker.layer)
@@ -185,4 +198,4 @@ def ends(placement: Placement, transfer: Action) -> tuple[str, str]:
             there = (source, placement.pipeline_ends[layer])
         case _:
             raise BadInput("transfer", str(transfer), "dispatch, combine, residual or hop")
-    return there if transfer.pass_ is Pass.F else there[::-1]
+    return there[::-1] if transfer.pass_ is Pass.B else there

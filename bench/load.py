@@ -16,33 +16,56 @@ from bench.placement import Placement
 from bench.routing import Routing
 
 Floats = NDArray[np.float64]
-EXPERTS_RECEIVE = {(Kind.DISPATCH, Pass.F), (Kind.COMBINE, Pass.B)}
+EXPERTS_RECEIVE = {(Kind.DISPATCH, Pass.F), (Kind.DISPATCH, Pass.R), (Kind.COMBINE, Pass.B)}
+
+
+class Link(NamedTuple):
+    """A rank's port to a kind of link: bytes/s in each direction, seconds of latency."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+class Ports(NamedTuple):
+    """A transfer on its ports: seconds that each rank's ports are taken, [source ranks] or [target ranks].
+
+    latency_s: [target ranks], from a send's start to the first byte's arrival, and from its end to the last byte's.
+    """
+
+    nic_send_s: Floats
+    nvlink_send_s: Floats
+    nic_receive_s: Floats
+    nvlink_receive_s: Floats
+    latency_s: Floats
 
 
 class Message(NamedTuple):
     """A transfer's bytes.
 
-    num_bytes: [source ranks, target ranks], with what stays on its rank; over_nic, over_nvlink: which of it crosses
-    which link (neither, where source and target are one rank).
+    Each [source ranks, target ranks]. num_bytes: what the target needs of the source, with what stays on its rank.
+    nic_bytes, nvlink_bytes: what crosses each link between the two. relayed_bytes [expert ranks]: what reaches or
+    leaves an expert rank over NVLink on behalf of its node, where a node gets one row for all its ranks.
     """
 
     num_bytes: Floats
-    over_nic: NDArray[np.bool_]
-    over_nvlink: NDArray[np.bool_]
+    nic_bytes: Floats
+    nvlink_bytes: Floats
+    relayed_bytes: Floats
 
     @property
     def crossing(self) -> Floats:
-        """Bytes that cross a link."""
-        return self.num_bytes * (self.over_nic | self.over_nvlink)
+        """Bytes that cross a link between source and target."""
+        return self.nic_bytes + self.nvlink_bytes
 
 
 class Load:
     """Expected counts of one micro-batch, by layer. Rank r of replica 0 lies on node r // gpus_per_node."""
 
-    def __init__(self, case: Case, placement: Placement, copies: str, routing: Routing) -> None:
+    def __init__(self, case: Case, placement: Placement, copies: str, recompute: str, routing: Routing) -> None:
         self.case = case
         self.placement = placement
         self.copies = copies
+        self.recompute = recompute
         self.routing = routing
         self.element_bytes = 4 if case.workload.dtype == "fp32" else 2
 
@@ -75,7 +98,8 @@ class Load:
     def copies_per_token(self, layer: int) -> Floats:
         """[expert ranks]: rows of a token that are sent to each, its own rank included."""
         num = self.num_expert_ranks(layer)
-        return self.routing.copies(layer, num, self.copies, shared=self.shares(layer))
+        copies = "rank" if self.copies == "node" else self.copies
+        return self.routing.copies(layer, num, copies, shared=self.shares(layer))
 
     def rows(self, layer: int) -> Floats:
         """[expert ranks]: rows that are dispatched to each, from its own rank too."""
@@ -84,7 +108,7 @@ class Load:
     @cached_property
     def volumes(self) -> Mapping[Action, Volume]:
         """Every transfer of micro-batch 0."""
-        graph = edges(self.case.model, self.placement)
+        graph = edges(self.case.model, self.placement, self.recompute)
         return {edge.via: edge.volume for edge in graph if edge.via is not None}
 
     def message(self, transfer: Action) -> Message:
@@ -96,11 +120,33 @@ class Load:
         per_node = self.case.cluster.gpus_per_node
         from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
         over_nic = from_rank // per_node != to_rank // per_node
-        num_bytes = np.zeros((source.size, target.size))
+        num_bytes, nic_bytes = np.zeros((source.size, target.size)), np.zeros((source.size, target.size))
+        experts = target if (action.kind, action.pass_) in EXPERTS_RECEIVE else source
+        relayed_bytes = np.zeros(experts.size)
         for term in self.volumes[action].terms:
             width = term.hidden * self.case.model.hidden_size * self.element_bytes + term.extra_bytes
-            num_bytes += width * self._rows_between(action, term.rows)
-        return Message(num_bytes, over_nic, ~over_nic & (from_rank != to_rank))
+            rows = self._rows_between(action, term.rows)
+            num_bytes += width * rows
+            if term.rows is Rows.COPIES and self.copies == "node":
+                node = np.array(experts.ranks) // per_node
+                once, relays = self._once_per_node(action.layer, node)
+                nic_bytes += width * over_nic * (once if experts is target else once[:, None])
+                outside = over_nic.mean(axis=0 if experts is target else 1)
+                relayed_bytes += width * outside * self.all_tokens * relays
+            else:
+                nic_bytes += width * over_nic * rows
+        return Message(num_bytes, nic_bytes, num_bytes * (~over_nic & (from_rank != to_rank)), relayed_bytes)
+
+    def _once_per_node(self, layer: int, node: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """[expert ranks]: rows of a data rank over each NIC, one a node, dealt to its ranks; and rows a token relayed.
+
+        A node's row arrives at one of its ranks and goes on over NVLink to those that need it: of what a rank needs,
+        all but the share that arrives at itself.
+        """
+        _, place, ranks = np.unique(node, return_inverse=True, return_counts=True)
+        reached = self.routing.reached(layer, node, shared=self.shares(layer))
+        relays = self.copies_per_token(layer) * (1.0 - 1.0 / ranks[place])
+        return self.tokens * reached / ranks[place], relays
 
     def _rows_between(self, action: Action, rows: Rows) -> Floats:
         """[source ranks, target ranks]."""

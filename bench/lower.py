@@ -18,6 +18,9 @@ from bench.models import Model
 from bench.plan import COMPUTE_STREAM, Plan
 from bench.program import Held, Ints, Lifetimes, Op, Program
 
+KEPT = {(Pass.F, Pass.B): Held.FORWARD, (Pass.B, Pass.W): Held.BACKWARD, (Pass.R, Pass.B): Held.AGAIN}
+"""What one pass of a part keeps for another."""
+
 
 class _Queue(NamedTuple):
     group: str
@@ -31,7 +34,7 @@ def lower(plan: Plan, model: Model) -> Program:
 
     Raises BadInput where an action is missing, stands twice or on the wrong group, showing the queue around the fault.
     """
-    graph = list(edges(model, plan.placement))
+    graph = list(edges(model, plan.placement, plan.recompute))
     require_complete(plan, graph)
     queues = [*_own_queues(plan), *_receive_queues(plan)]
     op = np.concatenate([queue.op for queue in queues])
@@ -223,11 +226,12 @@ def _partners(plan: Plan, places: _Places, num_ops: int) -> tuple[NDArray[np.int
 def _lifetimes(graph: list[Edge], places: _Places) -> Lifetimes:
     columns: list[tuple[Held, Ints, Ints]] = []
     for edge in graph:
-        same = edge.src.kind is edge.dst.kind and edge.src.layer == edge.dst.layer and edge.via is None
-        if same and edge.src.pass_ is not edge.dst.pass_:
-            held = Held.FORWARD if edge.src.pass_ is Pass.F else Held.BACKWARD
-            columns.append((held, places.of(edge.src), places.of(edge.dst)))
-        elif edge.via is not None:
+        if edge.via is None:
+            same = edge.src.kind is edge.dst.kind and edge.src.layer == edge.dst.layer
+            held = KEPT.get((edge.src.pass_, edge.dst.pass_)) if same else None
+            if held is not None:
+                columns.append((held, places.of(edge.src), places.of(edge.dst)))
+        else:
             columns.append((Held.SENT, places.of(edge.src), places.of(edge.via)))
             columns.append((Held.RECEIVED, places.arrival(edge.via), places.of(edge.dst)))
     return Lifetimes(

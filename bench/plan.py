@@ -27,8 +27,8 @@ from bench.placement import Group, Placement
 
 COMPUTE_STREAM = "compute"
 TRAITS = ("modelled-only", "changes-model", "two-copies", "capacity-padded", "inference")
-COPIES = ("expert", "rank")
-RECOMPUTE = ("none", "full")
+COPIES = ("expert", "rank", "node")
+RECOMPUTE = ("none", "full", "redispatch")
 
 
 class ActionColumn(Sequence[Action]):
@@ -67,7 +67,9 @@ class Plan:
     """What every group does in one optimizer step, in which order. One replica; all replicas run the same plan.
 
     `copies` says which rows of u a dispatch sends ("expert": one per token and expert, "rank": one per token and
-    destination rank); `recompute` what the backward computes again ("none"; "full": all, from an action's inputs).
+    destination rank, "node": one per token and node over the NICs, spread by NVLink inside); `recompute` what the
+    backward computes again: "none"; "full", all, from an action's inputs; "redispatch", the same from x alone, with
+    attention and its dispatch as actions of their own (pass R).
     """
 
     system: str

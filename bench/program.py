@@ -35,6 +35,7 @@ class Held(IntEnum):
     BACKWARD = 1  # what B keeps for W
     SENT = 2  # a packed message, until it has left
     RECEIVED = 3  # a received message, until it is consumed
+    AGAIN = 4  # what R computed once more, until B
 
 
 @dataclass(frozen=True)

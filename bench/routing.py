@@ -95,6 +95,14 @@ class Routing:
         hit = _hit(self, layer, num_ranks)
         return hit + (1.0 - hit) / num_ranks if shared else hit
 
+    def reached(self, layer: int, block_of_rank: Ids, *, shared: bool = False) -> Floats:
+        """[ranks]: expected rows of a token sent to the block (a node, say) of each expert rank, one a block."""
+        blocks, place, sizes = np.unique(block_of_rank, return_inverse=True, return_counts=True)
+        hit = _hit_blocks(self, layer, tuple(place.tolist()), len(blocks))
+        if shared:
+            hit = hit + (1.0 - hit) * sizes / len(block_of_rank)
+        return hit[place]
+
     def imbalance(self, layer: int, num_ranks: int) -> float:
         """Largest over mean number of assignments on an expert rank."""
         load = self.assignments(layer, num_ranks)
@@ -152,17 +160,23 @@ class Routing:
         return np.random.default_rng((self.seed, _ORDERS, layer)).permutation(self.num_experts)
 
 
-@lru_cache(maxsize=4096)
 def _hit(routing: Routing, layer: int, num_ranks: int) -> Floats:
     """[ranks]: probability that a token has an assignment on each."""
+    return _hit_blocks(routing, layer, tuple(range(num_ranks)), num_ranks)
+
+
+@lru_cache(maxsize=4096)
+def _hit_blocks(routing: Routing, layer: int, block_of_rank: tuple[int, ...], num_blocks: int) -> Floats:
+    """[blocks]: probability that a token has an assignment on a rank of each."""
+    block_of_expert = np.repeat(block_of_rank, routing.num_experts // len(block_of_rank))
     if routing._flat:
-        eligible = (routing._by_popularity > 0).reshape(num_ranks, -1).sum(axis=1)
+        eligible = np.bincount(block_of_expert, routing._by_popularity > 0, num_blocks)
         total = comb(routing._num_eligible, routing.top_k)
         misses = [comb(routing._num_eligible - int(local), routing.top_k) for local in eligible]
         return np.array([1.0 - miss / total for miss in misses])
-    ranks = routing._order(layer)[routing._draws] // (routing.num_experts // num_ranks)
-    hit = np.zeros((len(ranks), num_ranks), dtype=bool)
-    hit[np.arange(len(ranks))[:, None], ranks] = True
+    blocks = block_of_expert[routing._order(layer)[routing._draws]]
+    hit = np.zeros((len(blocks), num_blocks), dtype=bool)
+    hit[np.arange(len(blocks))[:, None], blocks] = True
     return np.asarray(hit.mean(axis=0), dtype=np.float64)
 
 

@@ -41,9 +41,10 @@ def random_plan(model: Model, num_microbatches: int, seed: int) -> Plan:
     """Queues in one random order of all actions; which stream a channel's or a group's weight gradients use, also."""
     chance = random.Random(seed)
     placement = random_placement(model, chance)
+    recompute = chance.choice(["none", "full", "redispatch"])
     queues: dict[tuple[str, str], list[Action]] = {(group.name, "compute"): [] for group in placement.groups}
     streams: dict[tuple[str, Kind, Pass], str] = {}
-    for action in _random_order(list(edges(model, placement)), num_microbatches, chance):
+    for action in _random_order(list(edges(model, placement, recompute)), num_microbatches, chance):
         if action.kind in COMPUTE:
             group = placement.home(action.kind, action.layer)
             choices = ["compute", "weights"] if action.pass_ is Pass.W else ["compute"]
@@ -61,7 +62,7 @@ def random_plan(model: Model, num_microbatches: int, seed: int) -> Plan:
         {key: ActionColumn.of(queue) for key, queue in queues.items()},
         num_microbatches,
         chance.choice(["expert", "rank"]),
-        chance.choice(["none", "full"]),
+        recompute,
     )
 
 

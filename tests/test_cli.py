@@ -1,7 +1,9 @@
 """The command line: what verbs print, their exit codes, and one line for every kind of bad input."""
 
+import gzip
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -63,9 +65,10 @@ def in_process(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_help_text_has_an_example(here: Path) -> None:
     verbs = call_help("--help")
-    for verb in ("list", "plan", "simulate", "run", "verify", "figure", "trace"):
-        assert verb in verbs
-        assert f"Example: moebench {verb}" in " ".join(call_help(verb, "--help").split())
+    for verb in ("list", "plan", "simulate", "run", "verify", "figure", "trace", "trace step", "trace analyze"):
+        assert verb.split()[0] in verbs
+        example = f"Example: moebench {verb.removesuffix(' step')}"
+        assert example in " ".join(call_help(*verb.split(), "--help").split())
 
 
 def call_help(*words: str) -> str:
@@ -220,6 +223,7 @@ BAD = [
     (["run", "ep", *RUN, "--layout", "ep=8"], "layout", "ep=8", "4 GPUs"),
     (["run", "ep", *RUN, "--model", "deepseek-v3"], "model", "", ""),
     (["run", "disagmoe", *RUN, "--ranks", "1"], "ranks", "1", "2 or more"),
+    (["verify", "ep", *RUN, "--tolerance", "2"], "tolerance", "'2'", "below 1"),
     (["verify", "epp", *RUN], "system", "'epp'", "did you mean 'ep'"),
     (["verify", "ep", *RUN, "--layout", "ep=3"], "layout.ep", "3", "a divisor of experts"),
 ]
@@ -265,6 +269,58 @@ def test_what_does_not_fit_names_the_missing_gib(here: Path, layout: list[str]) 
     assert "GiB missing" in result.stderr
     assert "79.6 GiB per GPU" in result.stderr
     assert not list(here.iterdir())
+
+
+# On real ranks
+
+
+def test_run_keeps_the_trial_it_prints(here: Path) -> None:
+    facts = call_json("run", "ep", *RUN, "--ranks", "2", "--steps", "3", "--results", "kept")
+    assert facts["kind"] == "measured"
+    assert len(facts["losses"]) == len(facts["grad_norms"]) == 3
+    assert facts["losses"][-1] < facts["losses"][0]
+    ((path, trial),) = read_trials([here / "kept"])
+    assert path.stem == trial.name == facts["trial"]
+    assert trial.samples["loss"] == facts["losses"]
+    assert (trial.case_id, trial.status, trial.source) == (facts["case_id"], "ok", "measured")
+    assert trial.metrics["tokens_per_s"] == facts["tokens_per_s"] > 0
+    assert trial.metrics["load_imbalance"] == facts["load_imbalance"] >= 1
+    assert "torch" in trial.provenance
+    # The command that a trial names gives the same losses, and says a line a step.
+    again = call(*shlex.split(trial.command)[1:])
+    shown = [line for line in again.stdout.splitlines() if line.startswith("step ")]
+    assert [f"loss {loss:.4f}" in line for loss, line in zip(facts["losses"], shown, strict=True)] == [True] * 3
+    assert len(list((here / "results" / "local").iterdir())) == 1
+
+
+def test_verify_tells_a_miss_by_its_exit_code(here: Path) -> None:
+    words = ["verify", "disagmoe", *RUN, "--ranks", "2"]
+    facts = call_json(*words)
+    assert facts["ok"]
+    assert 0 < facts["worst_gradient_error"] <= 1e-5
+    assert facts["loss_error"] <= 1e-6
+    missed = call(*words, "--tolerance", "1e-12", code=1)
+    assert "largest gradient errors" in missed.stdout
+    assert "FAILED" in missed.stdout
+    assert not list(here.iterdir())
+
+
+def test_an_executed_trace_is_written_and_drawn(here: Path) -> None:
+    facts = call_json("trace", "disagmoe", *RUN, "--ranks", "2", "--executed", "--out", "step.json.gz")
+    assert facts["kind"] == "measured"
+    assert sorted(path.name for path in here.iterdir()) == ["step.json.gz", "step.pdf", "step.png"]
+    about = json.loads(gzip.decompress((here / "step.json.gz").read_bytes()))["otherData"]
+    assert about["source"] == "measured"
+
+
+@pytest.mark.slow
+def test_the_training_demo_holds(here: Path) -> None:
+    facts = call_json("figure", "train-demo", "--quick", "--out", "drawn")
+    assert facts["failures"] == []
+    assert sorted(path.name for path in (here / "drawn").iterdir()) == [
+        f"train-demo.{end}" for end in ("csv", "pdf", "png")
+    ]
+    assert len(list((here / "results" / "local").iterdir())) == 3
 
 
 # As a process

@@ -13,9 +13,10 @@ from bench.assumptions import get_assumptions
 from bench.bound import bound, bound_s, placement_bound_s
 from bench.case import Case, batch_of
 from bench.check import PlanError
-from bench.cost import Costs, Ports
+from bench.cost import Costs
 from bench.edges import edges
 from bench.errors import BadInput
+from bench.load import Ports
 from bench.lower import lower
 from bench.metrics import bubble_fraction, exposed_by_free_comm_s, exposed_comm_s
 from bench.models import get_model

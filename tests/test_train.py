@@ -36,7 +36,7 @@ MODEL = Model(
     aux_loss_coeff=0.01,
 )
 SEQUENCES = 8
-QUICK = OptimizerSettings(lr=4e-3, warmup_steps=5)
+QUICK = OptimizerSettings(lr=2e-3, warmup_steps=5)
 
 # All of them train on 8 sequences of 32 tokens a step.
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,7 +58,8 @@ def case_of(name: str, model: Model = MODEL, routing: str = "learned", dtype: st
 @pytest.fixture(scope="module")
 def curves(pool: RankPool) -> dict[str, list[float]]:
     """Losses of fifty steps on real text."""
-    return {name: list(train(case_of(name), steps=50, pool=pool, settings=QUICK).losses) for name in SYSTEMS}
+    names = ("reference", "ep", "disagmoe")
+    return {name: list(train(case_of(name), steps=50, pool=pool, settings=QUICK).losses) for name in names}
 
 
 @pytest.mark.slow
@@ -70,6 +71,13 @@ def test_losses_fall_along_one_curve(curves: dict[str, list[float]]) -> None:
         assert np.array(losses[:10]) == pytest.approx(expected[:10], rel=1e-5)
         # Later, near ties that are broken differently may add up.
         assert np.array(losses) == pytest.approx(expected, rel=1e-3)
+
+
+def test_replicas_and_shared_experts_on_the_expert_side_follow_it_too(pool: RankPool) -> None:
+    expected, losses = (
+        train(case_of(name), steps=8, pool=pool, settings=QUICK).losses for name in ("reference", "disagmoe twice")
+    )
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ep", "disagmoe"])
@@ -86,7 +94,7 @@ def test_bf16_follows_fp32(pool: RankPool) -> None:
     )
     assert narrow == pytest.approx(wide, rel=0.02)
     assert narrow != wide
-    assert narrow[-1] < narrow[0] - 0.5
+    assert narrow[-1] < narrow[0] - 0.3
 
 
 def test_a_seed_decides_everything(pool: RankPool) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bench.system import System
 
 DEFAULT_BATCH_TOKENS = 1 << 22
+DEFAULT_SEQUENCES_PER_GPU = 32
 DEFAULT_MICROBATCHES = 4
 CORPORA = ("text", "synthetic")
 
@@ -53,7 +54,8 @@ Batch = Annotated[
         "--global-batch-tokens",
         metavar="TOKENS",
         parser=whole_number,
-        help="Global batch of one optimizer step, in tokens. Default: 4194304 simulated, 4 micro-batches executed.",
+        help="Global batch of one optimizer step, in tokens. Default: 4194304 (at most 32 sequences a GPU) simulated, "
+        "4 micro-batches executed.",
         show_default=False,
     ),
 ]
@@ -169,8 +171,11 @@ def spec_on(
     """`spec_of` with a cluster's name and the default global batch. Raises BadInput."""
     from bench.clusters import get_cluster
 
-    tokens = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
-    return spec_of(system, model, get_cluster(cluster), seq_len, tokens, dtype, routing, seed)
+    known = get_cluster(cluster)
+    tokens = min(DEFAULT_BATCH_TOKENS, DEFAULT_SEQUENCES_PER_GPU * known.num_gpus * seq_len)
+    return spec_of(
+        system, model, known, seq_len, batch_tokens if batch_tokens is not None else tokens, dtype, routing, seed
+    )
 
 
 def local_cluster(ranks: int, device: Literal["cpu", "cuda"]) -> "Cluster":

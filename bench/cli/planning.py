@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def add_verbs(app: typer.Typer) -> None:
-    example = "moebench plan ep --model tiny --cluster h800x1 --seq-len 64 --global-batch-tokens 1024 --layout ep=4 pp=2"
+    example = (
+        "moebench plan ep --model tiny --cluster h800x1 --seq-len 64 --global-batch-tokens 1024 --layout ep=4 pp=2"
+    )
     app.command("plan", cls=PairsCommand, epilog=f"Example: {example}")(plan)
     example = "moebench simulate ep --model gpt-oss-120b --cluster h800x16 --seq-len 8192 --json"
     app.command("simulate", cls=PairsCommand, epilog=f"Example: {example}")(simulate)

@@ -169,7 +169,10 @@ def _plan(
         from bench.cli.output import working
 
         with working("layouts") as advance:
-            specs, memory = layouts.with_layouts(specs, ledger, advance)
+            cases, memory, left_out = layouts.with_layouts(specs, ledger, advance)
+        for line in left_out:
+            typer.echo(f"moebench: left out: {line}", err=True)
+        specs = list(cases)
     tasks = choose.tasks_of(specs, settings, repeats)
     require_here(tasks, site)
     if facts is not None:

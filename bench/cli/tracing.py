@@ -1,11 +1,12 @@
 """`moebench trace`: one step, simulated or executed, as Chrome/Perfetto JSON and as a drawn timeline."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from bench.cli import options
+from bench.cli import options, trace_analyze
 from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
@@ -14,9 +15,28 @@ if TYPE_CHECKING:
     from bench.timeline import Timeline
 
 
+EXAMPLE = "Example: moebench trace disagmoe --model tiny --executed --ranks 4 --out out/disagmoe.json"
+
+
+class StepByDefault(TyperGroup):
+    """A group whose first command is meant where none is named: ``trace ep ...`` is ``trace step ep ...``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
 def add_verbs(app: typer.Typer) -> None:
-    example = "moebench trace disagmoe --model tiny --executed --ranks 4 --out out/disagmoe.json"
-    app.command("trace", cls=PairsCommand, epilog=f"Example: {example}")(trace)
+    group = typer.Typer(
+        cls=StepByDefault,
+        help="Trace a step (`moebench trace SYSTEM ...`; options: `moebench trace step --help`), or analyze traces.",
+        epilog=EXAMPLE,
+        no_args_is_help=True,
+    )
+    group.command("step", cls=PairsCommand, epilog=EXAMPLE)(trace)
+    trace_analyze.register(group)
+    app.add_typer(group, name="trace")
 
 
 def trace(

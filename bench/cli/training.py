@@ -3,6 +3,7 @@
 import importlib.util
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -149,7 +150,7 @@ def verify(
     case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout)
     corpus, allowed = options.corpus_of(data), _tolerance(tolerance, dtype)
     with RankPool(ranks, options.device_of(device)) as pool:
-        report = verify_case(case, pool, data=corpus, tolerance=allowed)
+        report = replace(verify_case(case, pool, data=corpus), tolerance=allowed)
     if json:
         print_json(_verified(report))
     else:
@@ -161,8 +162,6 @@ def verify(
 
 def _tolerance(gradient: str | None, dtype: str) -> "Tolerance":
     """The dtype's tolerances with another one for gradients. Raises BadInput."""
-    from dataclasses import replace
-
     from bench.errors import BadInput
     from bench.execute.report import TOLERANCES
 

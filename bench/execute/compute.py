@@ -6,9 +6,15 @@ Values, by (name, layer, micro-batch):
     route                 `Route` of a data rank's tokens, with its counts on the host (layer l's attention)
     row_counts, row_map   rows from every expert rank, and their tokens (whoever forms x_{l+1})
     rows, inbound         what the expert rank received, and `Inbound`
+    permutation           of its pairs, see `Inbound.merge`
     y, y_in               expert outputs where they are made and where they are added up
     G, Gh                 dL/dx_{l+1} at the group that forms x_{l+1}; the same where it came as the residual's gradient
     g_rows, d_rows, d_in  rows of G at the experts; their gradients (du rows, dw), made and arrived
+    kept_x, kept_pairs    with redispatch: what attention's F keeps for R, and the experts' for B
+    u_again, rows_again   with redispatch: u and its rows, made and arrived once more
+
+With recompute "full" a backward first runs its part once more, see `Island`. With "redispatch" attention's second run
+is an action, R, which sends u again; in between attention keeps x, and the experts which rows and weights they had.
 """
 
 from __future__ import annotations
@@ -64,7 +70,8 @@ class Compute:
     ) -> None:
         self.home, self.values, self.streams = home, values, streams
         self.sequences, self.routing, self.keep_expert_ids = sequences, routing, keep_expert_ids
-        self.recompute = home.program.plan.recompute == "full"
+        self.recompute = home.program.plan.recompute != "none"
+        self.redispatch = home.program.plan.recompute == "redispatch"
         self.losses: list[Tensor] = []  # terms of the loss, on the device
         self.load: dict[int, list[int]] = {}  # layer -> pairs of every local expert
         self.expert_ids: dict[tuple[int, int], Tensor] = {}
@@ -72,6 +79,7 @@ class Compute:
             (Kind.EMBED, Pass.F): self._embed_forward,
             (Kind.EMBED, Pass.B): self._embed_backward,
             (Kind.ATTENTION, Pass.F): self._attention_forward,
+            (Kind.ATTENTION, Pass.R): self._attention_again,
             (Kind.ATTENTION, Pass.B): self._attention_backward,
             (Kind.EXPERT, Pass.F): self._expert_forward,
             (Kind.EXPERT, Pass.B): self._expert_backward,
@@ -84,7 +92,7 @@ class Compute:
     def run(self, action: Action) -> None:
         """Runs one action in the current stream."""
         part = action.kind, action.layer
-        if action.pass_ is Pass.F or action.kind is Kind.JOIN:
+        if action.pass_ in (Pass.F, Pass.R) or action.kind is Kind.JOIN:
             self._run[action.kind, action.pass_](action.layer, action.microbatch)
             return
         with self.home.accumulating(part, self.streams):
@@ -108,12 +116,17 @@ class Compute:
         self.home.islands[Kind.EMBED, 0].backward(m, self.values.take("g", 0, m))
 
     def _attention_forward(self, layer: int, m: int) -> None:
-        home = self.home
-        options = {} if self.routing is None or home.model.is_dense(layer) else {"replay_ids": self._forced(layer, m)}
-        out = home.islands[Kind.ATTENTION, layer].forward(
-            m, self._input(layer, m), home.batch.mbs, recompute=self.recompute, **options
-        )
-        if home.model.is_dense(layer):
+        home, part = self.home, (Kind.ATTENTION, layer)
+        dense = home.model.is_dense(layer)
+        options = {} if self.routing is None or dense else {"replay_ids": self._forced(layer, m)}
+        x = self._input(layer, m)
+        if self.redispatch and not dense:
+            with torch.no_grad():
+                out = home.parts[part](x, home.batch.mbs, **options)
+            self.values.put("kept_x", layer, m, (x, out.expert_ids))
+        else:
+            out = home.islands[part].forward(m, x, home.batch.mbs, recompute=self.recompute, **options)
+        if dense:
             self.values.put("x", layer + 1, m, out.h)
             return
         routed = route(out.expert_ids, home.deal(layer))
@@ -130,6 +143,11 @@ class Compute:
             self.values.put("row_counts", layer, m, RowCounts(counts))
         else:
             self.values.put("ids", layer, m, out.expert_ids.to(torch.int32))
+
+    def _attention_again(self, layer: int, m: int) -> None:
+        x, ids = self.values.take("kept_x", layer, m)
+        out = self.home.islands[Kind.ATTENTION, layer].forward(m, x, self.home.batch.mbs, replay_ids=ids)
+        self.values.put("u_again", layer, m, out.u)
 
     def _forced(self, layer: int, m: int) -> Tensor:
         assert self.routing is not None
@@ -155,12 +173,20 @@ class Compute:
         rows, row_index, weights, counts = self.values.take("rows", layer, m)
         load = self.load.setdefault(layer, [0] * len(counts))
         self.load[layer] = [total + one for total, one in zip(load, counts, strict=True)]
-        island = self.home.islands[Kind.EXPERT, layer]
-        y = island.forward(m, rows, row_index, weights, counts, recompute=self.recompute)
+        if self.redispatch:
+            with torch.no_grad():
+                y = self.home.parts[Kind.EXPERT, layer](rows, row_index, weights, counts)
+            self.values.put("kept_pairs", layer, m, (row_index, weights, counts))
+        else:
+            island = self.home.islands[Kind.EXPERT, layer]
+            y = island.forward(m, rows, row_index, weights, counts, recompute=self.recompute)
         self.values.put("y", layer, m, y)
 
     def _expert_backward(self, layer: int, m: int) -> None:
-        grads = self.home.islands[Kind.EXPERT, layer].backward(m, self.values.take("g_rows", layer, m))
+        island = self.home.islands[Kind.EXPERT, layer]
+        if self.redispatch:
+            island.forward(m, self.values.take("rows_again", layer, m), *self.values.take("kept_pairs", layer, m))
+        grads = island.backward(m, self.values.take("g_rows", layer, m))
         self.values.put("d_rows", layer, m, (grads[0], grads[2]))
 
     def _join_forward(self, layer: int, m: int) -> None:

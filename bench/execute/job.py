@@ -97,7 +97,8 @@ class Job:
         home = placement.home(Kind.EXPERT, self.case.model.num_dense_layers)
         return Routing.of(self.case.workload, self.case.model, placement.by_name[home].size)
 
-    def require_ranks(self, pool: RankPool) -> None:
-        """Raises BadInput where the pool has too few ranks."""
-        if self.world_size > pool.world_size:
-            raise BadInput("ranks", pool.world_size, f"at least {self.world_size}, for {self.case.layout}")
+    def require_ranks(self, pool: RankPool, needed: int | None = None) -> None:
+        """Raises BadInput where the pool has fewer ranks than are needed; the job's world where not given."""
+        needed = self.world_size if needed is None else needed
+        if needed > pool.world_size:
+            raise BadInput("ranks", pool.world_size, f"at least {needed}, for {self.case.layout}")

@@ -38,6 +38,7 @@ class Messages:
         self.home, self.values = home, values
         self._pack = {
             (Kind.DISPATCH, Pass.F): self._pack_dispatch,
+            (Kind.DISPATCH, Pass.R): lambda layer, m: [self._pack_rows("u_again", layer, m)],
             (Kind.COMBINE, Pass.F): self._pack_outputs,
             (Kind.COMBINE, Pass.B): self._pack_gradients,
             (Kind.DISPATCH, Pass.B): self._pack_dispatch_gradients,
@@ -47,8 +48,9 @@ class Messages:
             (Kind.HOP, Pass.B): lambda layer, m: [[self.values.take("g", layer, m)]],
         }
         self._expect = {
+            (Kind.DISPATCH, Pass.R): lambda layer, m: self._expect_from_sources("rows_again", layer, m),
             (Kind.COMBINE, Pass.F): self._expect_outputs,
-            (Kind.COMBINE, Pass.B): self._expect_gradients,
+            (Kind.COMBINE, Pass.B): lambda layer, m: self._expect_from_sources("g_rows", layer, m),
             (Kind.DISPATCH, Pass.B): self._expect_dispatch_gradients,
             (Kind.RESIDUAL, Pass.B): lambda layer, m: self._expect_hidden("Gh", layer, m),
             (Kind.HOP, Pass.F): lambda layer, m: self._expect_hidden("x", layer, m),
@@ -102,13 +104,17 @@ class Messages:
         return [ranks[self.home.index]] if action.kind in (Kind.RESIDUAL, Kind.HOP) else ranks
 
     def _pack_dispatch(self, layer: int, m: int) -> _Parts:
-        (rows, pair_row, order, _), copy = self.values.peek("route", layer, m)
-        counts = copy.get()
-        num_rows = counts[:, 0].tolist()
-        u = self.values.take("u", layer, m).index_select(0, rows.token_index[: sum(num_rows)])
+        (_, pair_row, order, _), counts = self.values.peek("route", layer, m)
         weights = all_weights(self.values.take("weights", layer, m), self.home.deal(layer))
         pairs = torch.stack((pair_row, weights[order].view(torch.int32)), dim=1)
-        return [split(u, num_rows), split(pairs, counts[:, 1:].sum(axis=1).tolist())]
+        return [self._pack_rows("u", layer, m), split(pairs, counts.get()[:, 1:].sum(axis=1).tolist())]
+
+    def _pack_rows(self, name: str, layer: int, m: int) -> list[Tensor]:
+        """Rows of u for every expert rank."""
+        routed, counts = self.values.peek("route", layer, m)
+        sizes = counts.get()[:, 0].tolist()
+        token_index = routed.rows.token_index[: sum(sizes)]
+        return split(self.values.take(name, layer, m).index_select(0, token_index), sizes)
 
     def _expect_dispatch(self, layer: int, m: int, counts: HostCounts) -> _Expected:
         inbound = Inbound(counts)
@@ -138,8 +144,9 @@ class Messages:
         token_index = self.values.take("row_map", layer, m)[: sum(sizes)]
         return [split(self.values.take("G", layer, m).index_select(0, token_index), sizes)]
 
-    def _expect_gradients(self, layer: int, m: int) -> _Expected:
-        return self._expect_rows("g_rows", layer, m, self.values.wait("inbound", layer, m).rows_from)
+    def _expect_from_sources(self, name: str, layer: int, m: int) -> _Expected:
+        """As many rows from every data rank as its dispatch brought."""
+        return self._expect_rows(name, layer, m, self.values.wait("inbound", layer, m).rows_from)
 
     def _pack_dispatch_gradients(self, layer: int, m: int) -> _Parts:
         inbound = self.values.take("inbound", layer, m)

@@ -141,7 +141,7 @@ class RankPool:
             process = context.Process(
                 target=rank_main, args=(rank, self.device, self._folder, theirs), name=f"rank {rank}", daemon=True
             )
-            with _unnamed_main():
+            with _unnamed_main(), _one_thread(self.device):
                 process.start()
             theirs.close()
             self._processes.append(process)
@@ -241,6 +241,22 @@ def _unnamed_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _one_thread(device: str) -> Iterator[None]:
+    """Keeps what starts inside from making threads for mathematics: CPU ranks share the cores, and fork."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS") if device == "cpu" else ()
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _kill(processes: list[BaseProcess], connections: list[Connection]) -> None:

@@ -189,6 +189,18 @@ class GradientSync:
         ]
         self.optimizer = settings.adamw(piece for flat in self.flats for piece in flat.pieces)
         self.norm = torch.zeros((), dtype=torch.float64, device=device)
+        if device.type == "cuda":
+            self._connect()
+
+    def _connect(self) -> None:
+        """Runs every collective once, on zeros and on weights that all ranks have: NCCL connects at first use, with
+        the host waiting, and in the middle of a step other ranks may be waiting for what this host has yet to do.
+        """
+        for flat in self.flats:
+            flat.sum_gradients()
+            flat.gather_weights()
+        dist.all_reduce(self.norm)
+        torch.cuda.synchronize(self.device)
 
     @property
     def state_bytes(self) -> int:

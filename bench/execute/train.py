@@ -108,7 +108,7 @@ def train(
         if on_step is not None:
             on_step(record)
 
-    with _ranks(job, pool, device) as ranks:
+    with _ranks(job, 1 if case.system == REFERENCE else job.world_size, pool, device) as ranks:
         if case.system == REFERENCE:
             ranks.run(_train_reference, job, settings, steps, world_size=1, on_report=collect)
             return _result(case, records, None, 0.0)
@@ -129,7 +129,7 @@ def executed_timeline(
 ) -> Timeline:
     """One executed step of the case's plan, after some to warm up; of `reference` its plan, too, on one rank."""
     job = Job.of(case, data)
-    with _ranks(job, pool, device) as ranks:
+    with _ranks(job, job.world_size, pool, device) as ranks:
         outcomes = ranks.run(
             _train_on_rank, job, OptimizerSettings(), warmup_steps + 1, warmup_steps, world_size=job.world_size
         )
@@ -138,12 +138,12 @@ def executed_timeline(
 
 
 @contextlib.contextmanager
-def _ranks(job: Job, pool: RankPool | None, device: Literal["cpu", "cuda"]) -> Iterator[RankPool]:
+def _ranks(job: Job, world_size: int, pool: RankPool | None, device: Literal["cpu", "cuda"]) -> Iterator[RankPool]:
     if pool is not None:
-        job.require_ranks(pool)
+        job.require_ranks(pool, world_size)
         yield pool
         return
-    with RankPool(job.world_size, device) as made:
+    with RankPool(world_size, device) as made:
         yield made
 
 

@@ -8,6 +8,7 @@ pass uses between two groups; messages of a channel are received in the order in
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
@@ -105,7 +106,12 @@ def _between_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerError(str(error).splitlines()[0][:200]) from error
+        raise PeerError(_short(str(error))) from error
+
+
+def _short(message: str) -> str:
+    """gloo's and NCCL's messages begin with a source file and end with advice."""
+    return re.sub(r"^\[[^]]*\] ", "", message.splitlines()[0]).split(". This ")[0]
 
 
 class Works:
@@ -148,10 +154,12 @@ class GlooTransport:
         return Works(works, [p.tensor for p in (*sends, *receives)])
 
     def interrupt(self) -> None:
-        """A receive that times out has gloo close all connections of its group, and peers notice that at once."""
+        """A receive that times out has gloo close all connections of its group, and peers notice that at once.
+
+        Tried with every peer: a connection that a peer has closed already fails before it can time out.
+        """
         self.broken = True
-        if self.world_size > 1:
-            peer = (self.rank + 1) % self.world_size
+        for peer in {*range(self.world_size)} - {self.rank}:
             with contextlib.suppress(RuntimeError):
                 never = dist.irecv(torch.empty(1), peer, group=self._group, tag=_INTERRUPT_TAG)
                 assert never is not None

@@ -146,7 +146,7 @@ class Document:
             cut, closed = self._walk()
             text = self._data[self._at : cut]
             events = _decoded(text)
-            yield _from_objects(text) if events is None else events
+            yield self._from_objects(text) if events is None else events
             self._at = cut + 1
             if closed:
                 return
@@ -179,6 +179,20 @@ class Document:
                 raise self._broken_at(at, f"not JSON ({what})")
             if not self._read():
                 raise self._broken_at(at, f"cut off or not JSON ({what})")
+
+    def _from_objects(self, events: bytes) -> list[Event]:
+        """The same by the standard library, which takes NaN and bare control characters as profilers write them."""
+        fields = [field for field in Event.__struct_fields__ if field != "args"]
+        details = dict(zip(Args.__struct_fields__, Args.__struct_encode_fields__, strict=True))
+        found = []
+        for entry in _WALK.decode(f"[{events.decode('utf-8', 'replace')}]"):
+            if not isinstance(entry, dict):
+                raise self._broken(f"an event is {entry!r:.20}, no object,")
+            args = entry.get("args")
+            known = isinstance(args, dict)
+            kept = Args(**{ours: args.get(theirs) for ours, theirs in details.items()}) if known else None
+            found.append(Event(**{field: entry.get(field) for field in fields}, args=kept))
+        return found
 
     def _value(self) -> Any:
         """The next JSON value or key, which may be larger than a block."""
@@ -266,16 +280,3 @@ def _decoded(events: bytes) -> list[Event] | None:
         return _DECODE(b"[" + events + b"]")
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-def _from_objects(events: bytes) -> list[Event]:
-    """The same by the standard library, which takes NaN and bare control characters as profilers write them."""
-    fields = {field: field for field in Event.__struct_fields__ if field != "args"}
-    details = dict(zip(Args.__struct_fields__, Args.__struct_encode_fields__, strict=True))
-    found = []
-    for entry in _WALK.decode(f"[{events.decode('utf-8', 'replace')}]"):
-        entry = entry if isinstance(entry, dict) else {}
-        args = entry.get("args")
-        kept = Args(**{ours: args.get(theirs) for ours, theirs in details.items()}) if isinstance(args, dict) else None
-        found.append(Event(**{ours: entry.get(theirs) for ours, theirs in fields.items()}, args=kept))
-    return found

@@ -123,11 +123,11 @@ class Ledger:
                 (self._done / key).unlink(missing_ok=True)
 
     def trial(self, key: str) -> Trial | None:
-        """The final record of a task."""
+        """The final record of a task; None where there is none, or none that this version of the code can read."""
         try:
             text = (self._done / key).read_text()
             return Trial.parse(text if text.startswith("{") else (self.results / f"{text.strip()}.json").read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, BadInput):
             return None
 
     def reopen(self, key: str) -> None:

@@ -46,6 +46,14 @@ def shape_of(task: Task, site: Site) -> Shape:
     return Shape(nodes, ranks_per_node, num_ranks, device_of(case))
 
 
+def require_here(tasks: Sequence[Task], site: Site) -> None:
+    """Raises BadInput where a case needs more nodes than the executor has."""
+    for task in tasks:
+        shape = shape_of(task, site)
+        if site.executor != "slurm" and shape.nodes > 1:
+            raise BadInput("executor", site.executor, f"slurm, for the {shape.nodes} nodes of {task.label}")
+
+
 def packs(tasks: Sequence[Task], shape: Shape, site: Site, pack: bool) -> list[list[Task]]:
     """Tasks of one shape as lists, one a job element; their order is the order in which they run.
 

@@ -89,10 +89,9 @@ def standing(ledger: Ledger, name: str | None) -> Standing:
     claims = ledger.claims(tasks)
     for key in tasks.keys() & done:
         trial = ledger.trial(key)
-        if trial is not None:
-            found.counts[trial.status] += 1
-            if trial.status not in FINISHED:
-                found.failures.append(failure_of(ledger, tasks[key], key, trial.status, trial.message))
+        found.counts["unreadable" if trial is None else trial.status] += 1
+        if trial is not None and trial.status not in FINISHED:
+            found.failures.append(failure_of(ledger, tasks[key], key, trial.status, trial.message))
     open_claims = {key: claim for key, claim in claims.items() if key not in done}
     queue = _queue(ledger, open_claims, accounting)
     found.trouble = queue.trouble

@@ -57,7 +57,8 @@ class Task:
     def label(self) -> str:
         spec = self.spec
         repeat = f" #{self.repeat + 1}" if self.repeat else ""
-        return f"{spec.system} {spec.model.name} {spec.cluster.name} {spec.workload.seq_len}{repeat}"
+        seed = f" seed {spec.workload.seed}" if spec.workload.seed else ""
+        return f"{spec.system} {spec.model.name} {spec.cluster.name} {spec.workload.seq_len}{seed}{repeat}"
 
     def to_text(self) -> str:
         """One line of JSON; `parse` is its inverse."""

@@ -9,7 +9,7 @@ from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.errors import BadInput
 from bench.models import Model
 from bench.placement import Group, Placement
-from bench.plan import ActionColumn, Plan
+from bench.plan import RECOMPUTE, ActionColumn, Plan
 from bench.system import divisors, require_divides
 from systems.baselines.interleaved import Turn
 
@@ -30,6 +30,7 @@ class Stage:
     model: Model
     at: Placement
     chunks: tuple[range, ...]
+    redispatches: bool = False
 
     def layers(self, turn: Turn) -> range:
         return self.chunks[turn.chunk]
@@ -86,7 +87,7 @@ class Colocated:
         for ep in (n for n in divisors(model.num_experts) if n <= gpus):
             for pp in (n for n in divisors(gpus // ep) if n <= model.num_layers):
                 replicas = gpus // (ep * pp)
-                for mbs, vpp, recompute in product((1, 2), (1, 2, 4), ("none", "full")):
+                for mbs, vpp, recompute in product((1, 2), (1, 2, 4), RECOMPUTE):
                     num_microbatches, left = divmod(sequences, replicas * ep * mbs)
                     interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0
                     if left == 0 and num_microbatches and (vpp == 1 or interleaves):
@@ -122,7 +123,7 @@ class Colocated:
         queues = {}
         for number, group in enumerate(placement.groups):
             mine = (layers for c, layers in enumerate(chunks) if self.stage_of(c, layout.pp) == number)
-            stage = Stage(model, placement, tuple(mine))
+            stage = Stage(model, placement, tuple(mine), layout.recompute == "redispatch")
             streams = self.work(stage, number, case, num_microbatches)
             streams["compute"] = [*streams["compute"], Action(Kind.SYNC), Action(Kind.UPDATE)]
             queues.update({(group.name, stream): ActionColumn.of(work) for stream, work in streams.items() if work})

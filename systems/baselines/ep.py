@@ -36,6 +36,7 @@ def serial_layer(stage: Stage, turn: Turn, layer: int) -> list[Action]:
         return [Action(kind, Pass.F, layer, turn.microbatch) for kind in kinds]
     work = [(Kind.ATTENTION, Pass.B), (Kind.ATTENTION, Pass.W)]
     if stage.routed(layer):
+        again = [(Kind.ATTENTION, Pass.R), (Kind.DISPATCH, Pass.R)] if stage.redispatches else []
         experts = [(Kind.COMBINE, Pass.B), (Kind.EXPERT, Pass.B), (Kind.EXPERT, Pass.W), (Kind.DISPATCH, Pass.B)]
-        work = [*experts, *work]
+        work = [*again, *experts, *work]
     return [Action(kind, pass_, layer, turn.microbatch) for kind, pass_ in work]

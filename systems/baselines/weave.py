@@ -23,7 +23,9 @@ def weave(
 ) -> None:
     """One forward chunk beside one backward chunk, or one alone; as many layers are paired as both have.
 
-    With `later`, the backward's weight gradients are put there instead of into the computation.
+    With `later`, the backward's weight gradients are put there instead of into the computation. Where the stage
+    recomputes by redispatch, a layer's attention and dispatch run once more before its backward; neither megatron-core
+    nor DualPipe offers that, but what helps one system's memory is offered to all.
     """
     compute, exchange = streams["compute"], streams["all-to-all"]
     weights = compute if later is None else later
@@ -36,6 +38,10 @@ def weave(
         f = _actions(stage, forward, up, Pass.F)
         b = _actions(stage, backward, down, Pass.B)
         w = _actions(stage, backward, down, Pass.W)
+        if stage.redispatches and down is not None and stage.routed(down):
+            r = _actions(stage, backward, down, Pass.R)
+            compute += r[Kind.ATTENTION]
+            exchange += r[Kind.DISPATCH]
         exchange += b[Kind.COMBINE] + f[Kind.DISPATCH] + b[Kind.DISPATCH] + f[Kind.COMBINE]
         compute += f[Kind.ATTENTION] + b[Kind.EXPERT]
         weights += w[Kind.EXPERT]

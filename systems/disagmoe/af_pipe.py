@@ -2,8 +2,9 @@
 
 Each group has a fixed order of forwards and a fixed order of backwards: rounds of `round_length` micro-batches pass
 layer after layer (backwards from the last layer up). How the two interleave is decided by playing the step through: a
-free group takes its next backward if the input gradient has arrived, else its next forward unless too many
-micro-batches are in flight, else a waiting weight gradient. The result is an in-order plan; run time decides nothing.
+free group takes its next backward if the input gradient has arrived, else what that backward or the next few need
+computed again, else its next forward unless too many micro-batches are in flight, else a waiting weight gradient. The
+result is an in-order plan; run time decides nothing.
 The paper names the goal (one micro-batch's attention, another's experts and a third's transfer at the same time,
 forward and backward interleaved) but gives no order; this construction is ours.
 """
@@ -37,7 +38,7 @@ def parts_of(placement: Placement, group: str) -> list[tuple[Kind, int]]:
 
 
 def in_rounds(parts: list[tuple[Kind, int]], pass_: Pass, num_microbatches: int, round_length: int) -> Iterator[Action]:
-    """Round by round, part by part, micro-batch by micro-batch; the backward takes the parts from the last."""
+    """Round by round, part by part, micro-batch by micro-batch; all but the forward take the parts from the last."""
     for first in range(0, num_microbatches, round_length):
         for kind, layer in parts if pass_ is Pass.F else reversed(parts):
             for m in range(first, min(first + round_length, num_microbatches)):
@@ -52,6 +53,7 @@ class _Part(NamedTuple):
     seconds: float
     num_inputs: int
     weight: int  # number of its weight gradient, -1 if none
+    follows_again: bool  # a backward that needs its part computed again
     feeds: tuple[tuple[int, str, int, float], ...]  # consumer, its group, code of the transfer or -1, its seconds
 
 
@@ -61,11 +63,13 @@ class _Group:
 
     forwards: deque[tuple[int, int]]
     backwards: deque[tuple[int, int]]
+    again: deque[tuple[int, int]]
     in_flight_limit: int
     weights: deque[tuple[int, int]] = field(default_factory=deque)
     order: list[int] = field(default_factory=list)  # packed actions, as the sends
     sends: list[int] = field(default_factory=list)
     in_flight: int = 0
+    ahead: int = 0  # computed again, backward not yet done
     busy: bool = False
     send_free_s: float = 0.0
 
@@ -78,6 +82,7 @@ class AFPipe:
         duration: expected seconds of compute and transfer actions.
         round_length: micro-batches that pass a layer together.
         deferred: weight gradients that a group may put off; beyond, they come before anything else.
+        lookahead: attentions computed again (where the graph has them) before the first of them has its backward.
     """
 
     def __init__(
@@ -88,8 +93,10 @@ class AFPipe:
         duration: Duration,
         round_length: int,
         deferred: int,
+        lookahead: int = 1,
     ) -> None:
         self.deferred = deferred
+        self.lookahead = lookahead
         actions = list(dict.fromkeys(end for edge in graph for end in (edge.src, edge.dst)))
         number = {action: i for i, action in enumerate(actions)}
         self.parts = _parts(placement, graph, actions, number, duration)
@@ -97,14 +104,14 @@ class AFPipe:
         self.groups: dict[str, _Group] = {}
         for group in placement.groups:
             own = parts_of(placement, group.name)
-            queues = [
-                deque(
-                    (number[a._replace(microbatch=0)], a.microbatch)
-                    for a in in_rounds(own, pass_, num_microbatches, round_length)
-                )
-                for pass_ in (Pass.F, Pass.B)
-            ]
-            self.groups[group.name] = _Group(*queues, in_flight_limit=(len(own) + 1) * round_length)
+            queues: dict[Pass, deque[tuple[int, int]]] = {}
+            for pass_ in (Pass.F, Pass.B, Pass.R):
+                actions_of_pass = in_rounds(own, pass_, num_microbatches, round_length)
+                work = ((number.get(a._replace(microbatch=0), -1), a.microbatch) for a in actions_of_pass)
+                queues[pass_] = deque(item for item in work if item[0] >= 0)
+            self.groups[group.name] = _Group(
+                queues[Pass.F], queues[Pass.B], queues[Pass.R], in_flight_limit=(len(own) + 1) * round_length
+            )
 
     def run(self) -> dict[tuple[str, str], ActionColumn]:
         """Queues of the compute and the send stream of every group."""
@@ -154,9 +161,13 @@ class AFPipe:
         if group.backwards and self._ready(group.backwards[0]):
             part, m = group.backwards.popleft()
             group.in_flight -= 1
+            group.ahead -= self.parts[part].follows_again
             if self.parts[part].weight >= 0:
                 group.weights.append((self.parts[part].weight, m))
             return part, m
+        if group.again and group.ahead < self.lookahead and self._ready(group.again[0]):
+            group.ahead += 1
+            return group.again.popleft()
         if group.forwards and group.in_flight < group.in_flight_limit and self._ready(group.forwards[0]):
             group.in_flight += 1
             return group.forwards.popleft()
@@ -195,6 +206,7 @@ def _parts(
             duration(action),
             num_inputs[action],
             number.get(action._replace(pass_=Pass.W), -1) if action.pass_ is Pass.B else -1,
+            action.pass_ is Pass.B and action._replace(pass_=Pass.R) in number,
             tuple(feeds.get(action, ())),
         )
         for action in actions

@@ -30,7 +30,7 @@ class DisagMoE:
     summary = "attention and experts on disjoint GPU groups, M2N exchange, AF-Pipe rounds"
     fields = frozenset(
         {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "layers_per_chunk", "round_length"}
-        | {"deferred_w", "head_group", "shared_on", "copies", "recompute", "shard_state"}
+        | {"deferred_w", "lookahead", "head_group", "shared_on", "copies", "recompute", "shard_state"}
     )
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
@@ -41,7 +41,7 @@ class DisagMoE:
                 replicas = gpus // (p * (m + n))
                 if replicas * p * (m + n) < LEAST_USED * gpus or sequences % (replicas * m):
                     continue
-                for mbs, recompute, shared_on in product((1, 2), ("none", "full"), shared):
+                for mbs, recompute, shared_on in product((1, 2), ("none", "full", "redispatch"), shared):
                     if sequences % (replicas * m * mbs) == 0:
                         # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
                         for rounds, deferred in ((4, 0), (2, 2), (1, 0)):
@@ -66,11 +66,12 @@ class DisagMoE:
         num_microbatches = batch_of(case, placement).num_microbatches
         pipe = AFPipe(
             placement,
-            list(edges(case.model, placement)),
+            list(edges(case.model, placement, layout.recompute)),
             num_microbatches,
             expected_durations(case, placement),
             min(layout.round_length, num_microbatches),
             layout.deferred_w,
+            layout.lookahead,
         )
         return Plan(self.name, placement, pipe.run(), num_microbatches, layout.copies, layout.recompute)
 

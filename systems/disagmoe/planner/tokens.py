@@ -1,0 +1,182 @@
+"""What one token costs each side, layer by layer: the coefficients of the planner, all read off the cost model.
+
+A reference placement of two groups of each kind, with attention and expert ranks on different nodes, is priced with
+`bench.cost.Costs`, as a simulation would be. Costs are divided by tokens, so they hold for any number of ranks.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.action import COMPUTE, TRANSFERS, Action, Kind, Pass
+from bench.assumptions import Assumptions
+from bench.case import CaseSpec, Layout
+from bench.cost import Costs
+from bench.edges import edges, ends
+from bench.memory import Recipe
+from bench.program import Held
+from bench.state import State
+from systems.disagmoe.placement import place
+
+Floats = NDArray[np.float64]
+NIC_SEND, NVLINK_SEND, NIC_RECEIVE, NVLINK_RECEIVE = range(4)
+
+
+@dataclass(frozen=True)
+class Option:
+    """What changes a token's costs, next to the sequence length: N and how the layer is computed and dispatched."""
+
+    expert_ranks: int
+    recompute: str = "none"
+    shared_on: str = "attention"
+    copies: str = "rank"
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Costs of one token on one kind of group, forward and backward together. Slot l is layer l; the last, the head.
+
+    Args:
+        compute_s: [slots]: seconds of one GPU.
+        flops: [slots]: model FLOPs.
+        port_s: [4, slots]: seconds of one GPU's own NIC and NVLink ports, `NIC_SEND` to `NVLINK_RECEIVE`.
+        moving_port_s: [4, slots]: the part of it for x and its gradient, which travels only between groups.
+        sent_bytes: [slots]: bytes that leave the side for the other one or for another group of its own kind.
+        kept_bytes: [slots]: bytes kept from forward to backward.
+    """
+
+    compute_s: Floats
+    flops: Floats
+    port_s: Floats
+    moving_port_s: Floats
+    sent_bytes: Floats
+    kept_bytes: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class TokenCosts:
+    """Both sides of an option, and the extra seconds of the embedding on its group."""
+
+    attention: Side
+    expert: Side
+    embed_s: float
+
+
+def token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> TokenCosts:
+    """Costs of a token of the spec's workload. Raises BadInput for an option that the model does not have."""
+    return _token_costs(spec.model_copy(update={"system": "any"}), option, assumptions)
+
+
+@lru_cache(maxsize=512)
+def _token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> TokenCosts:
+    costs = reference_costs(spec, option, assumptions)
+    placement = costs.placement
+    data_ranks, expert_ranks = placement.data_ranks, option.expert_ranks
+    lane_tokens = float(costs.case.layout.mbs * spec.workload.seq_len)
+    all_tokens = lane_tokens * data_ranks
+    # Of all tokens of a micro-batch: what an attention rank spends on its own, and the fullest expert rank times N.
+    per_token = {"A": 1.0 / lane_tokens, "F": expert_ranks / all_tokens}
+    slots = spec.model.num_layers + 1
+    sides = {name: Side(*(np.zeros(shape) for shape in _shapes(slots))) for name in "AF"}
+    embed_s = 0.0
+    for action in _actions(costs):
+        slot = slots - 1 if action.kind is Kind.HEAD else action.layer
+        if action.kind in COMPUTE:
+            side = _side(placement.home(action.kind, action.layer))
+            seconds = float(np.max(costs.seconds(action))) * per_token[side]
+            if action.kind is Kind.EMBED:
+                embed_s += seconds
+                continue
+            sides[side].compute_s[slot] += seconds
+            sides[side].flops[slot] += float(np.max(costs.flops(action))) * per_token[side]
+            if action.pass_ is Pass.F:
+                kept = float(np.max(costs.held_bytes(Held.FORWARD, action)))
+                sides[side].kept_bytes[slot] += kept * per_token[side]
+        elif action.kind in TRANSFERS:
+            _add_transfer(sides, costs, action, per_token)
+    return TokenCosts(sides["A"], sides["F"], embed_s)
+
+
+def reference_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> Costs:
+    """Bare costs (no fixed ones) on two groups of each kind, attention and experts on nodes of their own.
+
+    On a cluster of one node everything is one node. An attention group has as many ranks as an expert group, rounded
+    up to whole nodes: a GEMM's share of reading weights is that of about as many tokens a rank on both sides.
+    """
+    cluster = spec.cluster
+    per_node = cluster.gpus_per_node
+    attention_ranks = -(-option.expert_ranks // per_node) * per_node
+    groups = min(2, spec.model.num_layers)
+    if cluster.num_nodes == 1:
+        whole = groups * (attention_ranks + option.expert_ranks)
+        cluster = cluster.model_copy(update={"gpus_per_node": whole, "nics_per_node": whole})
+    layout = Layout.make(
+        attention_ranks=attention_ranks,
+        expert_ranks=option.expert_ranks,
+        groups=groups,
+        recompute=option.recompute,
+        shared_on=option.shared_on,
+        copies=option.copies,
+    )
+    case = spec.model_copy(update={"cluster": cluster}).with_layout(layout)
+    placement = place(spec.model, layout)
+    costs = Costs(case, placement, copies=option.copies, recompute=option.recompute, assumptions=assumptions)
+    return costs.without_overheads()
+
+
+def fixed_state(spec: CaseSpec, option: Option, layout: Layout, assumptions: Assumptions) -> tuple[State, Recipe]:
+    """Who holds which parameters under a layout, and the bytes a parameter takes."""
+    case = spec.with_layout(layout)
+    placement = place(spec.model, layout)
+    recipe = Costs(case, placement, recompute=option.recompute, assumptions=assumptions).recipe
+    return State(case, placement, layout.replicas or 1, assumptions, recipe), recipe
+
+
+def _shapes(slots: int) -> list[int | tuple[int, int]]:
+    return [slots, slots, (4, slots), (4, slots), slots, slots]
+
+
+def _side(group: str) -> str:
+    return group[0]
+
+
+def _actions(costs: Costs) -> list[Action]:
+    """Every action of micro-batch 0."""
+    found: dict[Action, None] = {}
+    for edge in edges(costs.case.model, costs.placement, costs.recompute):
+        for end in (edge.src, edge.dst, edge.via):
+            if end is not None:
+                found[end] = None
+    return list(found)
+
+
+def _add_transfer(sides: dict[str, Side], costs: Costs, action: Action, per_token: dict[str, float]) -> None:
+    """Adds a transfer to the slots of its two ends."""
+    source, target = (_side(group) for group in ends(costs.placement, action))
+    first, last = _end_slots(action)
+    ports = costs.ports(action)
+    moves = action.kind in (Kind.RESIDUAL, Kind.HOP)
+    columns = ((source, first, NIC_SEND), (source, first, NVLINK_SEND))
+    columns += ((target, last, NIC_RECEIVE), (target, last, NVLINK_RECEIVE))
+    for (side, slot, port), taken in zip(columns, ports[:4], strict=True):
+        seconds = float(np.max(taken, initial=0.0)) * per_token[side]
+        sides[side].port_s[port, slot] += seconds
+        if moves:
+            sides[side].moving_port_s[port, slot] += seconds
+    sent = float(np.max(costs.message(action).crossing.sum(axis=1), initial=0.0))
+    sides[source].sent_bytes[first] += sent * per_token[source]
+
+
+def _end_slots(action: Action) -> tuple[int, int]:
+    """Slots of the group that sends and of the group that receives."""
+    layer = action.layer
+    match action.kind:
+        case Kind.DISPATCH:
+            there = (layer, layer)
+        case Kind.COMBINE | Kind.RESIDUAL:
+            there = (layer, layer + 1)
+        case _:  # HOP carries x of its layer from the layer before
+            there = (max(layer - 1, 0), layer)
+    return there[::-1] if action.pass_ is Pass.B else there
