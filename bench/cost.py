@@ -20,7 +20,7 @@ from bench.edges import ends
 from bench.errors import BadInput
 from bench.flops import Part, has_part, part_flops
 from bench.flops import Pass as PassWord
-from bench.load import Load, Message
+from bench.load import EXPERTS_RECEIVE, Link, Load, Message, Ports
 from bench.memory import Recipe, retained_bytes
 from bench.placement import Placement
 from bench.program import Held
@@ -216,15 +216,15 @@ class Costs:
         return max(float(column.max(initial=0.0)) for column in ports[:4]) + float(ports.latency_s.max(initial=0.0))
 
     def _ports(self, action: Action) -> Ports:
-        cluster, assumed, message = self.case.cluster, self.assumed, self.message(action)
-        if self.free_communication:
-            return message.ports(Link(inf, 0.0), Link(inf, 0.0))
+        cluster, assumed = self.case.cluster, self.assumed
         source, target = ends(self.placement, action)
         nic_share = assumed.nic_all_to_all if source == target else assumed.nic_many_to_many
-        return message.ports(
-            Link(cluster.nic_bytes_per_s_per_gpu * nic_share, cluster.nic_latency_s + assumed.transfer_s),
-            Link(cluster.gpu.nvlink_bytes_per_s * assumed.nvlink, cluster.nvlink_latency_s + assumed.transfer_s),
-        )
+        nic = Link(cluster.nic_bytes_per_s_per_gpu * nic_share, cluster.nic_latency_s + assumed.transfer_s)
+        nvlink = Link(cluster.gpu.nvlink_bytes_per_s * assumed.nvlink, cluster.nvlink_latency_s + assumed.transfer_s)
+        if self.free_communication:
+            nic = nvlink = Link(inf, 0.0)
+        relays_at_target = (action.kind, action.pass_) in EXPERTS_RECEIVE
+        return self.message(action).ports(nic, nvlink, relays_at_target=relays_at_target)
 
     # Memory
 

@@ -57,6 +57,22 @@ class Message(NamedTuple):
         """Bytes that cross a link between source and target."""
         return self.nic_bytes + self.nvlink_bytes
 
+    def ports(self, nic: Link, nvlink: Link, *, relays_at_target: bool) -> Ports:
+        """Bytes over the rate of each port; a target's latency is that of the NIC where bytes reach it over one.
+
+        What is relayed takes the NVLink ports of the expert ranks, which are the targets or the sources.
+        """
+        at_source, at_target = (0.0, self.relayed_bytes) if relays_at_target else (self.relayed_bytes, 0.0)
+        crosses_nic = self.nic_bytes.any(axis=0)
+        latency_s = np.where(crosses_nic, nic.latency_s, nvlink.latency_s)
+        return Ports(
+            self.nic_bytes.sum(axis=1) / nic.bytes_per_s,
+            (self.nvlink_bytes.sum(axis=1) + at_source) / nvlink.bytes_per_s,
+            self.nic_bytes.sum(axis=0) / nic.bytes_per_s,
+            (self.nvlink_bytes.sum(axis=0) + at_target) / nvlink.bytes_per_s,
+            np.where(crosses_nic | self.nvlink_bytes.any(axis=0), latency_s, 0.0),
+        )
+
 
 class Load:
     """Expected counts of one micro-batch, by layer. Rank r of replica 0 lies on node r // gpus_per_node."""

@@ -1,7 +1,7 @@
 """What a training system is to this harness: a name, a space of layouts, and a pure function from a case to a plan."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
@@ -33,6 +33,15 @@ class System(Protocol):
 
     def plan(self, case: Case) -> Plan:
         """The schedule. Raises BadInput naming the layout field that cannot be."""
+        ...
+
+
+@runtime_checkable
+class KnowsInFlight(Protocol):
+    """A system that can tell, before it makes a plan, how much its order keeps in flight: the tuner rejects sooner."""
+
+    def in_flight(self, case: Case) -> Mapping[str, float]:
+        """For each group, micro-batches of its forward work that are held at once at the least."""
         ...
 
 

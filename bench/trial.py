@@ -135,7 +135,8 @@ def command_for(verb: str, case: CaseSpec, extra: tuple[str, ...] = ()) -> str:
 
     work = case.workload
     words = ["moebench", verb, case.system, "--model", _name_or_file(case.model, get_model)]
-    if verb == "simulate":
+    # Processes on CPUs are found out from their number.
+    if verb == "simulate" or case.cluster.gpu.name != "cpu":
         words += ["--cluster", _name_or_file(case.cluster, get_cluster)]
     words += ["--seq-len", str(work.seq_len), "--global-batch-tokens", str(work.global_batch_tokens)]
     words += ["--dtype", work.dtype, "--routing", work.routing, "--seed", str(work.seed)]

@@ -19,7 +19,7 @@ from bench.errors import BadInput
 from bench.placement import Placement
 from bench.predict import Prediction, costs_of, does_not_fit, predict
 from bench.program import Held
-from bench.system import get_system
+from bench.system import KnowsInFlight, get_system
 
 DEFAULT_BUDGET = 24
 
@@ -158,17 +158,20 @@ def _layouts(spec: CaseSpec, fixed: Sequence[str]) -> Iterator[Layout]:
 
 
 def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
-    """Memory that no order of work can do without: static state, and all a group keeps for one micro-batch.
+    """Memory that no order of the system's can do without: static state, and what forwards keep until a backward.
 
-    When the first backward of a group begins, everything its forwards kept for that micro-batch is still held.
+    When the first backward of a group begins, everything its forwards kept for that micro-batch is still held, and as
+    many micro-batches more as the system says.
     """
+    system = get_system(case.system)
+    in_flight = system.in_flight(case) if isinstance(system, KnowsInFlight) else {}
     kept = {group.name: 0.0 for group in placement.groups}
     for layer in range(case.model.num_layers):
         kept[placement.attention[layer]] += _kept(costs, Kind.ATTENTION, layer)
         expert = placement.expert[layer]
         if expert is not None:
             kept[expert] += _kept(costs, Kind.EXPERT, layer)
-    return max(float(costs.static_bytes(name)) + held for name, held in kept.items())
+    return max(costs.static_bytes(name) + in_flight.get(name, 1.0) * held for name, held in kept.items())
 
 
 def _kept(costs: Costs, kind: Kind, layer: int) -> float:

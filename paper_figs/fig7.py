@@ -13,6 +13,8 @@ from paper_figs.style import (
     MUTED,
     SMALL_PT,
     WIDTH_IN,
+    add_axes,
+    axes_width_pt,
     new_figure,
     one_source,
     save,
@@ -20,6 +22,7 @@ from paper_figs.style import (
     style,
     system_colours,
     system_order,
+    width_pt,
 )
 
 if TYPE_CHECKING:
@@ -32,8 +35,7 @@ NEEDED = ("model", "seq_len", "system", "status", "source", "cluster", "global_b
 NUMBERS = ("tokens_per_s_per_gpu", "fraction_of_bound", "mfu", "missing_gib")
 BELOW = {"fraction_of_bound": "fraction of\nbound", "mfu": "MFU"}
 _GROUP_WIDTH = 0.82  # of the distance between two sequence lengths
-_FACTOR_WIDTH = 0.5
-_HEIGHT_IN = 3.4
+_LEFT_IN, _GAP_IN, _UPPER_IN, _LOWER_IN, _MIN_WIDTH_IN = 0.56, 0.31, 1.56, 0.54, 3.4
 
 
 def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep") -> "Figure":
@@ -50,14 +52,22 @@ def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep") ->
     models = list(dict.fromkeys(cells["model"]))
     systems = system_order(cells["system"])
     below = "fraction_of_bound" if cells["fraction_of_bound"].notna().any() else "mfu"
+    width = min(WIDTH_IN, max(_MIN_WIDTH_IN, _LEFT_IN + len(models) * (1.95 + _GAP_IN)))
+    wide = (width - _LEFT_IN + _GAP_IN - 0.04) / len(models) - _GAP_IN
+    failures = set(cells["status"]) - {"ok"}
+    num_columns = min(len(systems) + bool(failures), int(width / 0.95))
+    legend_in = 0.3 + 0.14 * math.ceil((len(systems) + bool(failures)) / num_columns - 1)
+    note = f"Factors above {ours}: its throughput over {baseline}." if {ours, baseline} <= set(systems) else ""
+    lines = textwrap.wrap(f"{caption(cells)} {note}", int(22 * width))
+    bottom = 0.43 + 0.112 * len(lines)
+    height = bottom + _LOWER_IN + 0.13 + _UPPER_IN + 0.2 + legend_in
     with style():
-        figure = new_figure(WIDTH_IN, _HEIGHT_IN)
-        grid = figure.add_gridspec(2, len(models), height_ratios=(2.9, 1), hspace=0.13, wspace=0.16)
-        figure.subplots_adjust(left=0.08, right=0.995, top=0.865, bottom=0.21)
+        figure = new_figure(width, height)
         for column, model in enumerate(models):
             some = cells[cells["model"] == model]
-            upper = figure.add_subplot(grid[0, column])
-            lower = figure.add_subplot(grid[1, column])
+            left = _LEFT_IN + column * (wide + _GAP_IN)
+            upper = add_axes(figure, (left, bottom + _LOWER_IN + 0.13, wide, _UPPER_IN))
+            lower = add_axes(figure, (left, bottom, wide, _LOWER_IN))
             _draw_throughput(upper, some, systems)
             _print_factors(upper, some, systems, ours, baseline)
             _draw_fraction(lower, some, systems, below)
@@ -67,11 +77,9 @@ def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep") ->
                 upper.set_ylabel("tokens/s/GPU (thousand)")
                 lower.set_ylabel(BELOW[below])
                 for ax in (upper, lower):
-                    ax.yaxis.set_label_coords(-0.16, 0.5)
-        _draw_legend(figure, systems, set(cells["status"]) - {"ok"})
-        note = f"Factors above {ours}: its throughput over {baseline}." if {ours, baseline} <= set(systems) else ""
-        lines = textwrap.wrap(f"{caption(cells)} {note}", 160)
-        figure.text(0.005, 0.012, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom", linespacing=1.35)
+                    ax.yaxis.set_label_coords(-0.31 / wide, 0.5)
+        _draw_legend(figure, systems, failures, num_columns)
+        figure.text(0.035 / width, 0.04 / height, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
     return figure
 
 
@@ -193,8 +201,9 @@ def _print_factors(ax: "Axes", cells: "DataFrame", systems: list[str], ours: str
     ran = cells[cells["status"] == "ok"]
     base = ran[ran["system"] == baseline].set_index("seq_len")["tokens_per_s_per_gpu"]
     rows, middles, width = _positions(cells, systems, ours)
-    # As wide as the text: neighbours that it would cross push it up.
-    reach = math.ceil(_FACTOR_WIDTH / 2 / width)
+    # Neighbours that the text would cross push it up.
+    bar_pt = width / len(_lengths(cells)) * axes_width_pt(ax)
+    reach = max(math.ceil((width_pt("0.00x", SMALL_PT, "bold") / bar_pt - 1) / 2), 0)
     beside = systems[max(systems.index(ours) - reach, 0) : systems.index(ours) + reach + 1]
     for (_, row), x in zip(rows.iterrows(), middles, strict=True):
         if row["status"] == "ok" and base.get(row["seq_len"], 0.0) > 0:
@@ -255,7 +264,7 @@ def _length(tokens: int) -> str:
     return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
 
 
-def _draw_legend(figure: "Figure", systems: list[str], failures: set[str]) -> None:
+def _draw_legend(figure: "Figure", systems: list[str], failures: set[str], num_columns: int) -> None:
     from matplotlib.patches import Patch
 
     colours = system_colours(systems)
@@ -266,8 +275,9 @@ def _draw_legend(figure: "Figure", systems: list[str], failures: set[str]) -> No
     figure.legend(
         handles=handles,
         loc="upper center",
-        bbox_to_anchor=(0.5, 1.015),
-        ncols=len(handles),
+        bbox_to_anchor=(0.5, 1.0),
+        borderaxespad=0.3,
+        ncols=num_columns,
         fontsize=BODY_PT,
         handlelength=1.4,
         columnspacing=1.6,

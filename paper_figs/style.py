@@ -85,6 +85,21 @@ def new_figure(width_in: float, height_in: float) -> "Figure":
     return Figure(figsize=(width_in, height_in))
 
 
+def add_axes(figure: "Figure", box_in: tuple[float, float, float, float]) -> "Axes":
+    """Axes at (left, bottom, width, height) in inches."""
+    width, height = figure.get_size_inches()
+    left, bottom, wide, high = box_in
+    return figure.add_axes((left / width, bottom / height, wide / width, high / height))
+
+
+def axes_width_pt(ax: "Axes") -> float:
+    """Width of a panel in typographic points."""
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise BadInput("ax", None, "axes of a figure")
+    return float(ax.get_position().width * figure.get_size_inches()[0] * 72)
+
+
 def system_colours(systems: Iterable[str]) -> dict[str, str]:
     """A colour for each system: fixed for known names, for others by their place in the alphabet among those given."""
     names = list(dict.fromkeys(systems))

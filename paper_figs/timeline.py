@@ -19,7 +19,19 @@ from bench.program import Op
 from bench.timeline import Timeline
 from paper_figs.action_colours import NUMBER_PT, draw_legend, palette
 from paper_figs.occupancy import stacked
-from paper_figs.style import BODY_PT, INK, MUTED, SMALL_PT, WIDTH_IN, new_figure, stamp, style, width_pt
+from paper_figs.style import (
+    BODY_PT,
+    INK,
+    MUTED,
+    SMALL_PT,
+    WIDTH_IN,
+    add_axes,
+    axes_width_pt,
+    new_figure,
+    stamp,
+    style,
+    width_pt,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,13 +79,6 @@ def draw(panels: Sequence[Panel], *, window_s: tuple[float, float] | None = None
                 ax.tick_params(labelbottom=False)
         draw_legend(add_axes(figure, (LEFT_IN, 0.0, WIDTH_IN - LEFT_IN - RIGHT_IN, LEGEND_IN)))
     return figure
-
-
-def add_axes(figure: "Figure", box_in: tuple[float, float, float, float]) -> "Axes":
-    """Axes at (left, bottom, width, height) in inches."""
-    width, height = figure.get_size_inches()
-    left, bottom, wide, high = box_in
-    return figure.add_axes((left / width, bottom / height, wide / width, high / height))
 
 
 def shown_ranks(timeline: Timeline, placement: Placement, rows: Rows = "groups") -> list[int]:
@@ -170,7 +175,7 @@ def _head(ax: "Axes", timeline: Timeline, title: str) -> None:
     unit, scale = time_unit(timeline.step_time_s)
     step = f"step {timeline.step_time_s * scale:.4g} {unit}"
     error = f", clocks within {timeline.clock_error_s * 1e6:.3g} µs" if timeline.clock_error_s else ""
-    room = _width_pt(ax) - width_pt(step, BODY_PT) - width_pt(timeline.source + error, SMALL_PT) - 20
+    room = axes_width_pt(ax) - width_pt(step, BODY_PT) - width_pt(timeline.source + error, SMALL_PT) - 20
     size = BODY_PT + 1
     if width_pt(title, size, "bold") > room:
         size = SMALL_PT
@@ -193,7 +198,7 @@ def _fill(ax: "Axes", boxes: _Boxes, num_rows: int, scale: float) -> None:
     background = [[(a, t), (b, t), (b, u), (a, u)] for a, b, t, u in idle]
     ax.add_collection(PolyCollection(background, facecolors="#efefef", linewidths=0, label="idle"), autolim=False)
     left, right = boxes.start_s * scale, boxes.end_s * scale
-    points = (right - left) / (end - begin) * _width_pt(ax)
+    points = (right - left) / (end - begin) * axes_width_pt(ax)
     if not len(points):
         return
     if np.median(points) < _NARROW_PT:
@@ -217,7 +222,7 @@ def _fill_shares(ax: "Axes", boxes: _Boxes, left: Floats, right: Floats) -> None
     """Every lane as a row of thin columns, each a stack of what the lane did in it; what is left over was idle."""
     from matplotlib.collections import PolyCollection
 
-    edges = np.linspace(*ax.get_xlim(), int(_width_pt(ax) / _NARROW_PT) + 1)
+    edges = np.linspace(*ax.get_xlim(), int(axes_width_pt(ax) / _NARROW_PT) + 1)
     corners, colours = [], []
     for row, lane in np.unique(np.stack([boxes.row, boxes.lane], axis=1), axis=0).tolist():
         here = (boxes.row == row) & (boxes.lane == lane)
@@ -261,14 +266,6 @@ def _number(ax: "Axes", boxes: _Boxes, middle: Floats, points: Floats) -> None:
             va="center_baseline",
             clip_on=True,
         )
-
-
-def _width_pt(ax: "Axes") -> float:
-    """Width of a panel in typographic points."""
-    figure = ax.get_figure(root=True)
-    if figure is None:
-        raise BadInput("ax", None, "axes of a figure")
-    return float(ax.get_position().width * figure.get_size_inches()[0] * 72)
 
 
 def _name(rank: int, placement: Placement, stands_for: int) -> str:

@@ -40,7 +40,7 @@ CLASS_COLOURS = {
     "all_reduce": "#d55e00",
     "all_gather": "#f0a202",
     "reduce_scatter": "#f6d36b",
-    "send_recv": "#c0392b",
+    "send_recv": "#b8860b",
     "broadcast": "#a0522d",
     "peer_copy": "#e57373",
     "other_communication": "#8c564b",
@@ -99,7 +99,9 @@ _ALL = "all streams"
 
 def _rows(pairs: list[tuple[RankTime, GpuTime]], detailed: bool) -> list[Row]:
     if not detailed:
-        return [(f"rank {rank.rank}.{gpu.device}", gpu.by_use, gpu.time.span_s) for rank, gpu in pairs]
+        several = any(len(rank.gpus) > 1 for rank, _ in pairs)
+        labels = [f"rank {rank.rank}" + (f" GPU {gpu.device}" if several else "") for rank, gpu in pairs]
+        return [(label, gpu.by_use, gpu.time.span_s) for label, (_, gpu) in zip(labels, pairs, strict=True)]
     ((_, gpu),) = pairs
     rows: list[Row] = [(_ALL, gpu.by_use, gpu.time.span_s)]
     busiest = sorted(gpu.streams, key=lambda stream: -stream.time.busy_s)[:MAX_STREAMS]

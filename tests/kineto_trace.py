@@ -7,7 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.kineto import Analysis
+from bench.kineto.times import Busy
+
 Event = dict[str, Any]
+US = 1e-6
+GEMM, NCCL = "nvjet_tst_128x128", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 
 
 def work(
@@ -52,6 +57,17 @@ def write(
     text = json.dumps(document(events, rank, world_size, **header), indent=1).encode()
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
     return path
+
+
+def gpu_of(analysis: Analysis) -> Any:
+    ((gpu,),) = (rank.gpus for rank in analysis.ranks)
+    return gpu
+
+
+def in_us(time: Busy) -> tuple[float, ...]:
+    """busy, compute, communication, overlapped, exposed, idle."""
+    seconds = (time.busy_s, time.compute_s, time.communication_s, time.overlapped_s, time.exposed_s, time.idle_s)
+    return tuple(round(value / US, 6) for value in seconds)
 
 
 # Two streams and a third; all numbers below are by hand, in microseconds.

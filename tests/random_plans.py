@@ -76,6 +76,9 @@ def _random_order(graph: list[Edge], num_microbatches: int, chance: random.Rando
     # A combine is received by the row map, which comes with the residual.
     for action in [one for one in after if one.kind is Kind.RESIDUAL and one.pass_ is Pass.F]:
         after[action._replace(kind=Kind.COMBINE)].add(action)
+    # Rows that come once more are counted as the first time.
+    for action in [one for one in after if one.kind is Kind.DISPATCH and one.pass_ is Pass.R]:
+        after[action].add(action._replace(pass_=Pass.F))
     waiting = {
         action._replace(microbatch=m): {before._replace(microbatch=m) for before in needed}
         for m in range(num_microbatches)

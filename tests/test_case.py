@@ -38,7 +38,7 @@ def test_the_batch_makes_up_the_global_batch(case: Case) -> None:
         ("mbs=0", "mbs"),
         ("mbs=99999999", "mbs"),
         ("mb=2", "did you mean 'mbs'"),
-        ("copies=node", "copies"),
+        ("copies=pod", "copies"),
         ("shard_state=yes", "true or false"),
         ("recompute=some", "recompute"),
     ],

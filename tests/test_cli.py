@@ -10,13 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from bench.case import batch_of
 from bench.cli import app
-from bench.cli.options import spread_pairs
+from bench.cli.main import OneLineErrors
+from bench.cli.options import run_case, spread_pairs
+from bench.clusters import get_cluster
+from bench.lower import lower
 from bench.models import get_model
 from bench.plan import Plan
 from bench.results import read_trials
+from bench.system import plan_of
+from bench.trial import command_for
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--model", "tiny", "--cluster", "h800x1", "--seq-len", "64", "--global-batch-tokens", "1024"]
@@ -207,7 +214,7 @@ BAD = [
     ([*SIMULATE, "--layout", "ep=3"], "layout.ep", "3", "a divisor of experts"),
     ([*SIMULATE, "--layout", "ep=8", "pp=2"], "layout", "ep=8 pp=2", "8 GPUs of h800x1"),
     ([*SIMULATE, "--layout", "groups=2"], "layout.groups", "2", "not used by ep"),
-    ([*SIMULATE, "--layout", "copies=node"], "layout.copies", "'node'", "'expert' or 'rank'"),
+    ([*SIMULATE, "--layout", "copies=pair"], "layout.copies", "'pair'", "'expert'"),
     ([*SIMULATE, "--layout", "shard_state=maybe"], "layout.shard_state", "'maybe'", "true or false"),
     ([*SIMULATE, "--speed", "high"], "option", "'--speed'", "--seq-len"),
     (["trace", "ep", *SMALL, "--out", "step.txt"], "out", "step.txt", "ends in .json"),
@@ -223,6 +230,7 @@ BAD = [
     (["run", "ep", *RUN, "--layout", "ep=8"], "layout", "ep=8", "4 GPUs"),
     (["run", "ep", *RUN, "--model", "deepseek-v3"], "model", "", ""),
     (["run", "disagmoe", *RUN, "--ranks", "1"], "ranks", "1", "2 or more"),
+    (["run", "ep", *RUN, "--cluster", "h800x1"], "ranks", "4", "the 8 GPUs of h800x1"),
     (["verify", "ep", *RUN, "--tolerance", "2"], "tolerance", "'2'", "below 1"),
     (["verify", "epp", *RUN], "system", "'epp'", "did you mean 'ep'"),
     (["verify", "ep", *RUN, "--layout", "ep=3"], "layout.ep", "3", "a divisor of experts"),
@@ -241,6 +249,31 @@ def test_bad_input_is_one_line(here: Path, words: list[str], field: str, value: 
     assert "allowed: " in lines[0]
     assert allowed in lines[0].partition("allowed: ")[2]
     assert not list(here.iterdir())
+
+
+def test_a_plan_that_cannot_run_shows_its_queues(here: Path) -> None:
+    text = call("plan", "ep", *SMALL, "--layout", "ep=2", "--print-schedule").stdout
+    hand_made = typer.Typer(cls=OneLineErrors)
+
+    @hand_made.command()
+    def run_it() -> None:
+        lower(Plan.parse(text.replace("expert:F1.1 ", "")), get_model("tiny"))
+
+    @hand_made.command()
+    def read_it() -> None:
+        assert list(read_trials([here])) == []
+
+    result = CliRunner().invoke(hand_made, ["run-it"])
+    line, *grid = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert line.startswith("moebench: ")
+    assert "expert:F1.1" in line
+    assert any("S0" in shown for shown in grid)
+    (here / "foreign.json").write_text("{}")
+    result = CliRunner().invoke(hand_made, ["read-it"])
+    assert result.exit_code == 0
+    assert result.stderr.startswith("moebench: warning: not trials, left out: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_malformed_files_are_one_line(here: Path) -> None:
@@ -321,6 +354,24 @@ def test_the_training_demo_holds(here: Path) -> None:
         f"train-demo.{end}" for end in ("csv", "pdf", "png")
     ]
     assert len(list((here / "results" / "local").iterdir())) == 3
+
+
+def test_a_run_on_gpus_that_are_named_is_of_their_cluster() -> None:
+    case = run_case("ep", "tiny", 2, "cpu", 16, None, "fp32", "learned", 0, None, "h200x2gpu")
+    assert case.cluster == get_cluster("h200x2gpu")
+    assert "--cluster h200x2gpu" in command_for("run", case)
+    plain = run_case("ep", "tiny", 2, "cpu", 16, None, "fp32", "learned", 0, None)
+    assert (plain.cluster.gpu.name, plain.cluster.num_gpus) == ("cpu", 2)
+    assert "--cluster" not in command_for("run", plain)
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_default_layouts_use_what_divides(ranks: int) -> None:
+    for system in ("ep", "disagmoe"):
+        case = run_case(system, "tiny", ranks, "cpu", 16, None, "fp32", "learned", 0, None)
+        dealt = batch_of(case, plan_of(case).placement)
+        assert dealt.num_microbatches == 4
+        assert dealt.num_replicas * plan_of(case).placement.size <= ranks
 
 
 # As a process

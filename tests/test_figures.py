@@ -194,11 +194,13 @@ def test_files_are_the_same_bytes_and_the_csv_is_the_frame(tmp_path: Path) -> No
     pd.testing.assert_frame_equal(read.fillna({"message": ""}), table, check_dtype=False, rtol=1e-15)
 
 
-def test_png_is_200_dots_an_inch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_models", "width_in"), [(1, 3.4), (3, 7.0), (5, 7.0)])
+def test_size_on_paper(tmp_path: Path, num_models: int, width_in: float) -> None:
     from matplotlib.image import imread
 
-    _, png, _ = fig7.write(frame(), tmp_path)
-    assert imread(png).shape[1] == 1400
+    table = pd.DataFrame([cell(f"m{i}", 4096, "ep", 1000.0) for i in range(num_models)])
+    _, png, _ = fig7.write(table, tmp_path)
+    assert imread(png).shape[1] == 200 * width_in
 
 
 def test_settings_of_the_user_do_not_show(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_comments_and_line_breaks_do_not_matter() -> None:
         ("attn:F0.0", "attn:Q0.0", "attn:Q0.0"),
         ("group S0 = 0..1", "group S0 0..1", "S0 0..1"),
         ("microbatches=4", "microbatches=four", "microbatches=N"),
-        ("copies=rank", "copies=node", "'node'"),
+        ("copies=rank", "copies=pod", "'pod'"),
         ("home head S1", "home head S9", "S9"),
         ("home join S0 S0 S1 S1\n", "", "join"),
         ("queue S1 hops", "queue S7 hops", "S7"),

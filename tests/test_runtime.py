@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,6 +42,9 @@ CASES = [
     "ep tiny-shared ep=2 pp=2 copies=expert",
     "ep tiny-sigmoid ep=2 pp=2 vpp=2",
     "ep tiny ep=2 replicas=2 recompute=full",
+    "disagmoe tiny groups=2 recompute=redispatch deferred_w=2",
+    "megatron-overlap tiny-shared ep=2 pp=2 vpp=2",
+    "dualpipe-v tiny ep=2 pp=2 vpp=2 microbatches=8",
 ]
 
 
@@ -248,7 +252,7 @@ def test_a_step_that_hangs_says_where(pool: RankPool) -> None:
     assert "S0 head:F0.0" in str(caught.value)
 
 
-def worker_of(run: Run, rank: int = 0, **changes: object) -> Worker:
+def worker_of(run: Run, rank: int = 0) -> Worker:
     arguments = {"seq_len": 8, "device": torch.device("cpu"), "dtype": torch.float32, "seed": 0}
     return Worker(run.program, run.batch, rank, transport=GlooTransport.__new__(GlooTransport), **arguments)  # type: ignore[arg-type]
 
@@ -257,5 +261,8 @@ def test_a_worker_refuses_what_is_not_its_programs() -> None:
     run = parse("disagmoe tiny microbatches=2")
     with pytest.raises(BadInput, match="rank"):
         worker_of(run, rank=2)
+    by_node = replace(run.program, plan=replace(run.program.plan, copies="node"))
+    with pytest.raises(BadInput, match=r"plan.copies"):
+        worker_of(run.with_(program=by_node))
     with pytest.raises(BadInput, match="2 micro-batches"):
         worker_of(run.with_(batch=run.batch.model_copy(update={"num_microbatches": 4})))

@@ -99,6 +99,15 @@ Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="cpu (
 Data = Annotated[
     str, typer.Option("--data", metavar="text|synthetic", help="Python's own sources as bytes, or random tokens.")
 ]
+RunCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="What this machine's ranks are, where its GPU is not a known one. Default: found out.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 Results = Annotated[
     Path | None,
@@ -178,13 +187,21 @@ def spec_on(
     )
 
 
-def local_cluster(ranks: int, device: Literal["cpu", "cuda"]) -> "Cluster":
-    """The cluster that `ranks` processes on this machine are: CPUs, or the GPUs that torch finds. Raises BadInput."""
+def local_cluster(ranks: int, device: Literal["cpu", "cuda"], name: str | None = None) -> "Cluster":
+    """The cluster that `ranks` processes on this machine are: CPUs, or the GPUs that torch finds; or as named.
+
+    Raises BadInput.
+    """
     from bench.clusters import CLUSTERS, GPUS, Cluster, get_cluster
     from bench.errors import BadInput
 
     if not 1 <= ranks <= 64:
         raise BadInput("ranks", ranks, "1 to 64")
+    if name is not None:
+        given = get_cluster(name)
+        if given.num_gpus != ranks:
+            raise BadInput("ranks", ranks, f"the {given.num_gpus} GPUs of {given.name}")
+        return given
     if device == "cpu":
         fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": ranks, "nics_per_node": ranks}
         return Cluster.from_fields(fields)
@@ -193,10 +210,10 @@ def local_cluster(ranks: int, device: Literal["cpu", "cuda"]) -> "Cluster":
     found = torch.cuda.device_count()
     if ranks > found:
         raise BadInput("ranks", ranks, f"at most the {found} CUDA devices of this machine")
-    name = torch.cuda.get_device_name(0)
-    known = next((gpu for gpu in GPUS if gpu in name.lower().split()), None)
+    gpu_name = torch.cuda.get_device_name(0)
+    known = next((gpu for gpu in GPUS if gpu in gpu_name.lower().split()), None)
     if known is None:
-        raise BadInput("device", name, f"a GPU that is known: {', '.join(GPUS)} (name others with --cluster FILE)")
+        raise BadInput("device", gpu_name, f"a GPU that is known: {', '.join(GPUS)} (name others with --cluster FILE)")
     return get_cluster(f"{known}x{ranks}gpu")
 
 
@@ -251,12 +268,13 @@ def run_case(
     routing: str,
     seed: int,
     pairs: list[str] | None,
+    cluster_name: str | None = None,
 ) -> "Case":
     """The case that `run`, `verify` and an executed trace have in common. Raises BadInput."""
     from bench.models import get_model
     from bench.system import get_system
 
-    cluster = local_cluster(ranks, device_of(device))
+    cluster = local_cluster(ranks, device_of(device), cluster_name)
     known = get_system(system)
     layout = layout_of(pairs) or default_layout(known, ranks, get_model(model).num_experts)
     if batch_tokens is None:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from experiments.launch.site import Site
     from experiments.launch.sweeps import Standing
     from experiments.launch.watch import Plan
-    from experiments.launch.work import Task
 
 EXECUTORS = ("inprocess", "debug", "local", "slurm")
 MAX_SHOWN_FAILURES = 20
@@ -20,7 +19,9 @@ WATCH_S = 2.0
 
 SiteFile = Annotated[
     Path | None,
-    typer.Option("--site", metavar="FILE", help="Settings of the cluster; see `moebench site init`.", show_default=False),
+    typer.Option(
+        "--site", metavar="FILE", help="Settings of the cluster; see `moebench site init`.", show_default=False
+    ),
 ]
 SweepName = Annotated[
     str | None, typer.Argument(metavar="SWEEP", help="Name of a sweep; by default the newest.", show_default=False)
@@ -71,7 +72,7 @@ def sweep(
     steps: Annotated[int, _number("--steps", "Optimizer steps of a run.")] = 20,
     quick: Annotated[bool, typer.Option("--quick", help="The experiment's fewer cases.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be submitted, and submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and submit nothing.")] = False,
     site: SiteFile = None,
     results: options.Results = None,
     json: options.Json = False,
@@ -103,9 +104,9 @@ def sweep(
     settings = Settings(backend=_backend(backend, pack), steps=steps, budget=_budget(backend))
     ledger = Ledger(kept)
     words = ",".join(sorted(only or []))
-    plan, memory = _plan(experiment, quick, only or [], settings, repeats, chosen, pack, ledger, words)
+    plan = _plan(experiment, quick, only or [], settings, repeats, chosen, pack, ledger, words)
     if dry_run:
-        _preview(plan, memory, ledger, json)
+        _preview(plan, ledger, json)
         return
     _run(plan, ledger, retry_failed, json)
 
@@ -154,8 +155,8 @@ def _plan(
     pack: bool,
     ledger: Any,
     words: str,
-) -> "tuple[Plan, dict[str, float]]":
-    """What is to be run, checked; and the simulated memory of the cases that are."""
+) -> "Plan":
+    """What is to be run, checked."""
     from experiments.launch import choose, layouts, preview
     from experiments.launch.pack import require_here
     from experiments.launch.slurm_state import cluster_facts
@@ -164,12 +165,11 @@ def _plan(
 
     facts = cluster_facts() if site.executor == "slurm" else None
     specs = choose.only(choose.specs_of(experiment, quick), only)
-    memory: dict[str, float] = {}
     if settings.backend == "run":
         from bench.cli.output import working
 
         with working("layouts") as advance:
-            cases, memory, left_out = layouts.with_layouts(specs, ledger, advance)
+            cases, left_out = layouts.with_layouts(specs, ledger, advance)
         for line in left_out:
             typer.echo(f"moebench: left out: {line}", err=True)
         specs = list(cases)
@@ -178,15 +178,15 @@ def _plan(
     if facts is not None:
         preview.require_possible(tasks, site, facts, pack)
     name = name_of(experiment, settings.backend, words)
-    return Plan(name, name.split("-")[0], tasks, site, pack, facts), memory
+    return Plan(name, name.split("-")[0], tasks, site, pack, facts)
 
 
-def _preview(plan: "Plan", memory: dict[str, float], ledger: Any, json: bool) -> None:
+def _preview(plan: "Plan", ledger: Any, json: bool) -> None:
     from bench.cli.output import print_json, print_table
     from experiments.launch.preview import runs, scripts
     from experiments.launch.site import clock
 
-    found = runs(plan.tasks, plan.site, memory)
+    found = runs(plan.tasks, plan.site)
     texts = scripts(plan.experiment, plan.tasks, ledger, plan.site, plan.pack) if plan.site.executor == "slurm" else []
     gib = [None if run.memory_bytes is None else run.memory_bytes / 2**30 for run in found]
     if json:

@@ -50,7 +50,12 @@ def trace(
     ],
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="NAME|FILE", help="Cluster of a simulated step.", show_default=False),
+        typer.Option(
+            "--cluster",
+            metavar="NAME|FILE",
+            help="Cluster of a simulated step; executed: as for run.",
+            show_default=False,
+        ),
     ] = None,
     seq_len: options.SeqLen = 64,
     global_batch_tokens: options.Batch = None,
@@ -96,6 +101,7 @@ def trace(
             routing or "learned",
             seed,
             layout,
+            cluster,
         )
         timeline, placement = _executed(case, device)
     else:

@@ -41,6 +41,7 @@ def run(
     data: options.Data = "text",
     routing: options.Routing_ = "learned",
     seed: options.Seed = 0,
+    cluster: options.RunCluster = None,
     results: options.Results = None,
     json: options.Json = False,
 ) -> None:
@@ -54,7 +55,9 @@ def run(
     from bench.measured import measure
     from bench.results import LOCAL, Store
 
-    case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout)
+    case = options.run_case(
+        system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout, cluster
+    )
     kept = LOCAL if results is None else results
     require_folder("results", kept)
     head = f"{system} for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
@@ -130,6 +133,7 @@ def verify(
     data: options.Data = "synthetic",
     routing: options.Routing_ = "learned",
     seed: options.Seed = 0,
+    cluster: options.RunCluster = None,
     tolerance: Annotated[
         str | None,
         typer.Option(
@@ -147,7 +151,9 @@ def verify(
     from bench.execute.pool import RankPool
     from bench.execute.verify import verify as verify_case
 
-    case = options.run_case(system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout)
+    case = options.run_case(
+        system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout, cluster
+    )
     corpus, allowed = options.corpus_of(data), _tolerance(tolerance, dtype)
     with RankPool(ranks, options.device_of(device)) as pool:
         report = replace(verify_case(case, pool, data=corpus), tolerance=allowed)

@@ -119,7 +119,7 @@ def _assignments(expert_ids: Tensor, deal: Deal) -> _Assignments:
 def _distinct_rows(assigned: _Assignments, num_tokens: int, deal: Deal) -> tuple[RowMap, Tensor]:
     """One row for every (rank, token), in the order of the tokens; and the row's number in its message [N, T]."""
     there = torch.zeros(deal.num_ranks * num_tokens, dtype=torch.bool, device=assigned.token.device)
-    there[assigned.rank * num_tokens + assigned.token] = True
+    there.index_fill_(0, assigned.rank * num_tokens + assigned.token, True)
     most = min(len(assigned.token), len(there))
     # What is not there is written behind the end; the number of rows is not known on the host.
     place = torch.where(there, there.cumsum(0) - 1, most)

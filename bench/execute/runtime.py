@@ -111,6 +111,8 @@ def _require_executable(program: Program, batch: Batch) -> None:
     plan = program.plan
     if plan.traits:
         raise BadInput("plan.traits", ", ".join(plan.traits), "none, to be executed")
+    if plan.copies not in ("expert", "rank"):
+        raise BadInput("plan.copies", plan.copies, "expert or rank, to be executed")
     if (batch.num_microbatches, batch.num_ranks) != (plan.num_microbatches, plan.placement.data_ranks):
         allowed = f"{plan.num_microbatches} micro-batches on {plan.placement.data_ranks} ranks, as the plan"
         raise BadInput("batch", f"{batch.num_microbatches} micro-batches on {batch.num_ranks} ranks", allowed)

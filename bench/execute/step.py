@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 0.5  # for the threads to come back after an error
 PEER_S = 1.0  # by which a rank that only lost its peer lets the one that knows why be heard first
+JOIN_S = 0.1
 POLL_S = 1e-4
 
 
@@ -106,7 +107,8 @@ class Step:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            while thread.is_alive() and self.failure is None and time.monotonic() < deadline:
+                thread.join(JOIN_S)
         if any(thread.is_alive() for thread in threads):
             places = "; ".join(place for one in self.queues if (place := one.place()))
             self.fail(places, TimeoutError(f"no end within {timeout_s:g} s"))

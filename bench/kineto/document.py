@@ -188,10 +188,10 @@ class Document:
         for entry in _WALK.decode(f"[{events.decode('utf-8', 'replace')}]"):
             if not isinstance(entry, dict):
                 raise self._broken(f"an event is {entry!r:.20}, no object,")
-            args = entry.get("args")
-            known = isinstance(args, dict)
-            kept = Args(**{ours: args.get(theirs) for ours, theirs in details.items()}) if known else None
-            found.append(Event(**{field: entry.get(field) for field in fields}, args=kept))
+            event = Event(**{field: entry.get(field) for field in fields})
+            if isinstance(args := entry.get("args"), dict):
+                event.args = Args(**{ours: args.get(theirs) for ours, theirs in details.items()})
+            found.append(event)
         return found
 
     def _value(self) -> Any:

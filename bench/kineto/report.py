@@ -13,6 +13,7 @@ class Table(NamedTuple):
     rows: list[tuple[object, ...]]
 
 
+NUM_DETAILED = 4
 _BUSY = ("span ms", "busy ms", "compute ms", "communication ms", "overlapped ms", "exposed ms", "idle ms")
 
 
@@ -29,37 +30,47 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
 
 
 def tables(analysis: Analysis) -> list[Table]:
-    """Tables in the order in which they are read; times in milliseconds."""
-    return [*(table for rank in analysis.ranks for table in _rank_tables(rank)), *_skew_tables(analysis.skew)]
+    """Tables in the order in which they are read; times in milliseconds.
+
+    Of more than `NUM_DETAILED` GPUs each has a row, and details are given for the one with most exposed communication.
+    """
+    pairs = [(rank, gpu) for rank in analysis.ranks for gpu in rank.gpus]
+    found: list[Table] = []
+    if len(pairs) > NUM_DETAILED:
+        rows: list[tuple[object, ...]] = [
+            (rank.rank, gpu.device, sum(s.num_operations for s in gpu.streams), *_busy(gpu.time)) for rank, gpu in pairs
+        ]
+        found.append(Table(f"{len(pairs)} GPUs", ("rank", "GPU", "operations", *_BUSY), rows))
+        pairs = [max(pairs, key=lambda pair: pair[1].time.exposed_s)]
+    return [*found, *(table for pair in pairs for table in _gpu_tables(*pair)), *_skew_tables(analysis.skew)]
 
 
-def _rank_tables(rank: RankTime) -> Iterator[Table]:
+def _gpu_tables(rank: RankTime, gpu: GpuTime) -> Iterator[Table]:
     of = f" of {rank.world_size}" if rank.world_size else ""
     steps = f", {rank.num_steps} profiler steps" if rank.num_steps else ""
-    for gpu in rank.gpus:
-        name = f" {gpu.name}" if gpu.name else ""
-        title = f"rank {rank.rank}{of}, GPU {gpu.device}{name} ({rank.file}: {rank.num_events:,} events{steps})"
-        yield Table(title, ("stream", "operations", *_BUSY), _busy_rows(gpu))
+    name = f" {gpu.name}" if gpu.name else ""
+    title = f"rank {rank.rank}{of}, GPU {gpu.device}{name} ({rank.file}: {rank.num_events:,} events{steps})"
+    yield Table(title, ("stream", "operations", *_BUSY), _busy_rows(gpu))
+    yield Table(
+        "time by class",
+        ("class", "kind", "operations", "sum ms", "union ms", "exposed ms"),
+        [(c.name, c.kind, c.num_operations, _ms(c.sum_s), _ms(c.busy_s), _ms(c.exposed_s)) for c in gpu.classes],
+    )
+    if [phase.phase for phase in gpu.phases] != ["unknown"]:
         yield Table(
-            "time by class",
-            ("class", "kind", "operations", "sum ms", "union ms", "exposed ms"),
-            [(c.name, c.kind, c.num_operations, _ms(c.sum_s), _ms(c.busy_s), _ms(c.exposed_s)) for c in gpu.classes],
+            "time by phase",
+            ("phase", "operations", "compute ms", "communication ms", "exposed ms"),
+            [
+                (p.phase, p.num_operations, _ms(p.compute_s), _ms(p.communication_s), _ms(p.exposed_s))
+                for p in gpu.phases
+            ],
         )
-        if [phase.phase for phase in gpu.phases] != ["unknown"]:
-            yield Table(
-                "time by phase",
-                ("phase", "operations", "compute ms", "communication ms", "exposed ms"),
-                [
-                    (p.phase, p.num_operations, _ms(p.compute_s), _ms(p.communication_s), _ms(p.exposed_s))
-                    for p in gpu.phases
-                ],
-            )
-        if gpu.unknown:
-            yield Table(
-                "busiest kernels of no known class (counted as compute)",
-                ("name", "operations", "sum ms"),
-                [(u.name, u.num_operations, _ms(u.sum_s)) for u in gpu.unknown],
-            )
+    if gpu.unknown:
+        yield Table(
+            "busiest kernels of no known class (counted as compute)",
+            ("name", "operations", "sum ms"),
+            [(u.name, u.num_operations, _ms(u.sum_s)) for u in gpu.unknown],
+        )
 
 
 def _busy_rows(gpu: GpuTime) -> list[tuple[object, ...]]:

@@ -6,7 +6,9 @@ The traces are laid out as Kineto writes them, 2.5 GPU operations in every 20 ev
 import gzip
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -14,12 +16,12 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench.kineto import analyze_traces
 
 EVENTS_A_ROUND = 20
-# What one process that does nothing else needs; VmHWM is the most memory that it held.
+# Processor seconds and the most memory that a process which does nothing else takes.
 MEASURE = """
-import sys
+import sys, time
 from bench.kineto import analyze_traces
 analyze_traces([sys.argv[1]])
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+print(time.process_time(), next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 _EVENT = """
   {{
@@ -34,15 +36,13 @@ _FLOW = """
     "ph": "{ph}", "id": {id}, "pid": {pid}, "tid": {tid}, "ts": {ts}.{ns:03d},
     "cat": "ac2g", "name": "ac2g"
   }},"""
-_KERNEL_ARGS = (
-    '"External id": {id}, "queued": 0, "device": 0, "context": 1, "stream": {stream}, "correlation": {id},\n      '
-    '"registers per thread": 168, "shared memory": 213248, "blocks per SM": 1.000000, "warps per SM": 12.000000,\n      '
-    '"grid": [132, 1, 1], "block": [384, 1, 1], "est. achieved occupancy %": 18'
-)
-_OP_ARGS = (
-    '"External id": {id}, "Record function id": 0, "Concrete Inputs": ["", "", ""], "Input type": ["c10::BFloat16"],\n      '
-    '"Input Strides": [[7168, 1], [1, 7168], []], "Input Dims": [[4096, 7168], [7168, 2048], []], "Ev Idx": {id}'
-)
+_KERNEL_ARGS = """"External id": {id}, "queued": 0, "device": 0, "context": 1,
+      "stream": {stream}, "correlation": {id}, "registers per thread": 168, "shared memory": 213248,
+      "blocks per SM": 1.000000, "warps per SM": 12.000000,
+      "grid": [132, 1, 1], "block": [384, 1, 1], "est. achieved occupancy %": 18"""
+_OP_ARGS = """"External id": {id}, "Record function id": 0, "Concrete Inputs": ["", "", ""],
+      "Input type": ["c10::BFloat16"], "Input Strides": [[7168, 1], [1, 7168], []],
+      "Input Dims": [[4096, 7168], [7168, 2048], []], "Ev Idx": {id}"""
 _KERNELS = (
     ("nvjet_tst_192x192_64x4_1x2_h_bz_coopB_TNT", 7),
     ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add(c10::BFloat16)>(int)", 7),
@@ -52,17 +52,22 @@ _KERNELS = (
 )
 
 
-def write_trace(path: Path, num_events: int) -> Path:
-    """A trace of about `num_events` events (a multiple of 20) on four streams; compressed where the name ends in .gz."""
-    opened = gzip.open(path, "wb", compresslevel=1) if path.suffix == ".gz" else open(path, "wb")
-    with opened as out:
-        out.write(b'{\n  "schemaVersion": 1,\n  "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 64},\n')
-        out.write(b'  "baseTimeNanoseconds": 1767225600000000000,\n  "traceEvents": [')
+def write_trace(path: Path, num_events: int) -> int:
+    """A trace of `num_events` (a multiple of 20) and one. Compressed where the name ends in .gz. Its unpacked bytes."""
+    size = 0
+    with open(path, "wb") as raw, _packed(raw) if path.suffix == ".gz" else nullcontext(raw) as out:
+        size += out.write(b'{\n  "schemaVersion": 1,\n')
+        size += out.write(b'  "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 64},\n')
+        size += out.write(b'  "baseTimeNanoseconds": 1767225600000000000,\n  "traceEvents": [')
         for i in range(num_events // EVENTS_A_ROUND):
-            out.write(_round(i).encode())
+            size += out.write(_round(i).encode())
         end = '\n  {"name": "Record Window End", "ph": "i", "s": "g", "pid": "", "tid": "", "ts": 1}\n'
-        out.write(f'{end}  ],\n  "traceName": "trace.json"\n}}\n'.encode())
-    return path
+        size += out.write(f'{end}  ],\n  "traceName": "trace.json"\n}}\n'.encode())
+    return size
+
+
+def _packed(raw: BinaryIO) -> gzip.GzipFile:
+    return gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1)
 
 
 def _round(i: int) -> str:
@@ -92,16 +97,18 @@ def _round(i: int) -> str:
 def test_megabytes_per_second(benchmark: BenchmarkFixture, tmp_path: Path, num_events: int, suffix: str) -> None:
     if benchmark.disabled:
         num_events = 2000
-    path = write_trace(tmp_path / f"trace{suffix}", num_events)
+    path = tmp_path / f"trace{suffix}"
+    size = write_trace(path, num_events)
     (rank,) = analyze_traces([path]).ranks
     assert rank.num_events == num_events + 1
     benchmark.pedantic(analyze_traces, args=([path],), rounds=3)
     if benchmark.stats is not None:
         seconds = benchmark.stats.stats.min
-        size = path.stat().st_size
-        peak = int(subprocess.check_output([sys.executable, "-c", MEASURE, str(path)], text=True)) / 1024
-        benchmark.extra_info.update(megabytes_per_s=size / 1e6 / seconds, peak_rss_mib=peak)
+        measured = subprocess.check_output([sys.executable, "-c", MEASURE, str(path)], text=True).split()
+        cpu_s, peak_mib = float(measured[0]), int(measured[1]) / 1024
+        benchmark.extra_info.update(megabytes_per_s=size / 1e6 / seconds, cpu_s=cpu_s, peak_rss_mib=peak_mib)
         print(
             f"\n{suffix} {num_events:,} events, {size / 1e6:.0f} MB: {seconds:.2f} s, {size / 1e6 / seconds:.0f} MB/s, "
-            f"{num_events / 1e6 / seconds:.2f} M events/s, peak RSS {peak:.0f} MiB"
+            f"{num_events / 1e6 / seconds:.2f} M events/s; alone {cpu_s:.2f} CPU s and {peak_mib:.0f} MiB at the most"
         )
+    path.unlink()  # it is large, and pytest would keep it

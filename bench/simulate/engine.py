@@ -147,6 +147,26 @@ def _depart(messages, message, start, end):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
+def _deliver(tasks, message, latency, first_task, low, high, keys, heap, size):  # type: ignore[no-untyped-def]
+    """Tells the receivers first_task + low .. high - 1 of a message that it is on its way; returns the heap's size."""
+    for j in range(low, high):
+        task = first_task + j
+        if _meet(tasks, task, message[FIRST_START] + latency[j]):
+            # Not known before its last sender has started.
+            size = _push(keys, heap, size, max(tasks[task, READY], message[LAST_START]), task)
+    return size
+
+
+@njit(nogil=True, inline="always")
+def _release(tasks, first_task, last_task, at, keys, heap, size):  # type: ignore[no-untyped-def]
+    """Meets one condition of several tasks; returns the heap's size."""
+    for task in range(first_task, last_task):
+        if _meet(tasks, task, at):
+            size = _push(keys, heap, size, tasks[task, READY], task)
+    return size
+
+
+@njit(nogil=True, inline="always")
 def _start_sum(tasks, free, first_task, last_task, first_rank, start, seconds):  # type: ignore[no-untyped-def]
     """Runs a sum on all ranks of its group, on all their ports; returns its latest end."""
     latest = start
@@ -188,10 +208,8 @@ def run(ops, seconds, state):  # type: ignore[no-untyped-def]
             same, there = to_same_rank[k], base[partner[k]]
             m = message[k] + (i if same else 0)
             if _depart(messages, m, start, end):
-                for j in range(i if same else 0, i + 1 if same else base[partner[k] + 1] - there):
-                    if _meet(tasks, there + j, messages[m, FIRST_START] + latency[row[partner[k]], j]):
-                        key = max(tasks[there + j, READY], messages[m, LAST_START])
-                        size = _push(keys, heap, size, key, there + j)
+                from_j, to_j = (i, i + 1) if same else (0, base[partner[k] + 1] - there)
+                size = _deliver(tasks, messages[m], latency[row[partner[k]]], there, from_j, to_j, keys, heap, size)
         elif kind == RECV:
             start = _take(free, rank, NIC_IN, first_in[r, i], second_in[r, i], ready)
             arrival = messages[message[k] + (i if to_same_rank[k] else 0), LAST_END] + latency[r, i]
@@ -215,13 +233,10 @@ def run(ops, seconds, state):  # type: ignore[no-untyped-def]
                 if after >= 0 and _meet(tasks, base[after] + i, tasks[ended, END]):
                     key = tasks[base[after] + i, READY]
                     if op[after] == RECV:
-                        # Not known before its last sender has started.
                         key = max(key, messages[message[after] + (i if to_same_rank[after] else 0), LAST_START])
                     size = _push(keys, heap, size, key, base[after] + i)
         if kind == SYNC and unsummed[0] == 0:
             # Every update needs the gradient norm of all groups.
             for update in updates:
-                for each in range(base[update], base[update + 1]):
-                    if _meet(tasks, each, summed):
-                        size = _push(keys, heap, size, summed, each)
+                size = _release(tasks, base[update], base[update + 1], summed, keys, heap, size)
     return done

@@ -16,7 +16,10 @@ SIMULATED_PER_JOB = 25
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """What a task asks for. num_ranks: ranks that work, at most nodes x ranks_per_node."""
+    """What a task asks for.
+
+    num_ranks: ranks that work, at most nodes x ranks_per_node. device: cpu or cuda; none for a simulation.
+    """
 
     nodes: int
     ranks_per_node: int
@@ -28,7 +31,7 @@ class Shape:
         return self.nodes * self.ranks_per_node if self.device == "cuda" else 0
 
 
-SIMULATION = Shape(1, 1, 1, "cpu")
+SIMULATION = Shape(1, 1, 1, "none")
 
 
 def shape_of(task: Task, site: Site) -> Shape:

@@ -1,11 +1,12 @@
 """What a sweep would do, and whether it can: every run with what it asks for, checked before anything is submitted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.case import Case
+from bench.case import Case, CaseSpec
 from bench.errors import BadInput, unknown
+from experiments.launch.layouts import peak_bytes
 from experiments.launch.ledger import Ledger
 from experiments.launch.pack import SIMULATION, minutes, packs, shape_of
 from experiments.launch.site import Site
@@ -28,13 +29,15 @@ class Run(NamedTuple):
     gpu_hours: float
 
 
-def runs(tasks: Sequence[Task], site: Site, memory: Mapping[str, float]) -> list[Run]:
-    """What each task asks for. memory: bytes by case id, as simulated. Raises BadInput for one that cannot be."""
+def runs(tasks: Sequence[Task], site: Site) -> list[Run]:
+    """What each task asks for. Raises BadInput for one that cannot be."""
     found = []
+    memory: dict[CaseSpec, float | None] = {}
     for task in tasks:
-        shape = shape_of(task, site)
-        case = task.spec
-        held = memory.get(case.id) if isinstance(case, Case) and shape != SIMULATION else float(SIMULATION_BYTES)
+        shape, case = shape_of(task, site), task.spec
+        if case not in memory and isinstance(case, Case) and shape != SIMULATION:
+            memory[case] = peak_bytes(case, task.settings)
+        held = memory.get(case, float(SIMULATION_BYTES))
         hours = shape.num_gpus * site.minutes / 60
         found.append(Run(task, shape.nodes, shape.num_ranks, held, site.minutes, hours))
     return found

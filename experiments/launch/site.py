@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import BadInput, from_pydantic
-from bench.files import read_mapping
+from bench.files import parse_mapping
 
 VARIABLE = "MOEBENCH_SITE"
 OFF = ("", "none")
@@ -129,7 +129,7 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Site:
     """
     chosen = default_path() if path is None else path
     given_by_name = path is not None or bool(os.environ.get(VARIABLE))
-    fields = read_mapping(chosen, "site") if given_by_name or chosen.exists() else {}
+    fields = _read(chosen) if given_by_name or chosen.exists() else {}
     Site.make(**fields)
     for key, value in options.items():
         if value is None:
@@ -139,6 +139,15 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Site:
         else:
             fields[key] = value
     return Site.make(**fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadInput("site", str(path), f"a readable file ({reason})") from None
+    return parse_mapping(text, "toml", f"site file {path.name}")
 
 
 def write_template(path: Path) -> None:

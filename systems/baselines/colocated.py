@@ -82,6 +82,18 @@ class Colocated:
         """The stage that holds a chunk of layers."""
         return chunk % pp
 
+    def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
+        """Chunks of forward work that a stage has done before its first backward begins."""
+        raise NotImplementedError(f"{type(self).__name__} has to say what is in flight")
+
+    def in_flight(self, case: Case) -> dict[str, float]:
+        layout, placement = case.layout, self.placement(case)
+        m = batch_of(case, placement).num_microbatches
+        return {
+            group.name: self.chunks_in_flight(stage, layout, m) / layout.vpp
+            for stage, group in enumerate(placement.groups)
+        }
+
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         gpus, model, sequences = spec.cluster.num_gpus, spec.model, spec.workload.num_sequences
         for ep in (n for n in divisors(model.num_experts) if n <= gpus):

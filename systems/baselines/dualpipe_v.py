@@ -38,6 +38,10 @@ class DualPipeV(Colocated):
             raise BadInput("layout", str(case.layout), "pp of 2 or more and vpp=2: the V holds two chunks a stage")
         return super().placement(case)
 
+    def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
+        # Steps 1 and 2: 2 (H - h - 1) forwards of phase 0, then h + 1 of each.
+        return 2 * layout.pp
+
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
         if num_microbatches < 2 * case.layout.pp:
             raise BadInput("layout.pp", case.layout.pp, f"at most half of the {num_microbatches} micro-batches")

@@ -5,9 +5,9 @@ nothing hides them. Pipeline stages are 1F1B, interleaved or not, in megatron-co
 """
 
 from bench.action import Action, Kind, Pass
-from bench.case import Case
+from bench.case import Case, Layout
 from systems.baselines.colocated import Colocated, Stage
-from systems.baselines.interleaved import Turn, order
+from systems.baselines.interleaved import Turn, num_warmup, order
 
 
 class ExpertParallel(Colocated):
@@ -15,6 +15,9 @@ class ExpertParallel(Colocated):
 
     name = "ep"
     summary = "expert parallel, serial all-to-alls, 1F1B or interleaved pipeline"
+
+    def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
+        return min(num_warmup(stage, layout.pp, layout.vpp, num_microbatches) + 1, num_microbatches * layout.vpp)
 
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
         compute: list[Action] = []

@@ -13,7 +13,7 @@ from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.placement import Placement
 from systems.baselines.colocated import Colocated, Stage
-from systems.baselines.interleaved import order
+from systems.baselines.interleaved import num_warmup, order
 from systems.baselines.weave import new_streams, weave
 
 
@@ -30,6 +30,9 @@ class MegatronOverlap(Colocated):
         if case.layout.pp > 1 and case.layout.vpp == 1:
             raise BadInput("layout.vpp", 1, "2 or more where pp > 1, as in megatron-core's combined 1F1B")
         return super().placement(case)
+
+    def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
+        return num_warmup(stage, layout.pp, layout.vpp, num_microbatches, ahead=1)
 
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
         streams = new_streams()

@@ -13,7 +13,7 @@ from bench.placement import Placement
 from bench.plan import Plan
 from bench.predict import costs_of
 from bench.system import divisors
-from systems.disagmoe.af_pipe import AFPipe, Duration
+from systems.disagmoe.af_pipe import AFPipe, Duration, parts_of
 from systems.disagmoe.placement import place
 
 PLANNED_ON = "datasheet"
@@ -59,6 +59,13 @@ class DisagMoE:
 
     def placement(self, case: Case) -> Placement:
         return place(case.model, case.layout)
+
+    def in_flight(self, case: Case) -> dict[str, float]:
+        """Forwards go part by part in rounds: the last part's first comes after a round of all others."""
+        placement = self.placement(case)
+        rounds = min(case.layout.round_length, batch_of(case, placement).num_microbatches)
+        parts = {group.name: max(1, len(parts_of(placement, group.name))) for group in placement.groups}
+        return {name: ((num - 1) * rounds + 1) / num for name, num in parts.items()}
 
     def plan(self, case: Case) -> Plan:
         layout = case.layout

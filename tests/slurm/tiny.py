@@ -3,8 +3,13 @@
 import os
 
 from bench.case import Case, Layout, Workload
-from bench.clusters import get_cluster
+from bench.clusters import CLUSTERS, Cluster
 from bench.models import get_model
+
+# Two nodes of two ranks that compute on the CPU.
+CLUSTER = Cluster.from_fields(
+    {**CLUSTERS["cpu"].model_dump(), "name": "cpu2x2", "num_nodes": 2, "gpus_per_node": 2, "nics_per_node": 2}
+)
 
 
 def specs(quick: bool = False) -> list[Case]:
@@ -13,9 +18,9 @@ def specs(quick: bool = False) -> list[Case]:
     return [
         Case(
             model=get_model("tiny"),
-            cluster=get_cluster("cpu"),
+            cluster=CLUSTER,
             workload=Workload(
-                seq_len=16, global_batch_tokens=16 * 4 * ranks, dtype="fp32", routing="learned", seed=seed
+                seq_len=16, global_batch_tokens=64 * ranks, dtype="fp32", routing="learned", seed=seed
             ),
             system=system,
             layout=_layout(system, ranks),

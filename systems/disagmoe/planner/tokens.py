@@ -40,19 +40,23 @@ class Side:
 
     Args:
         compute_s: [slots]: seconds of one GPU.
+        weight_s: [slots]: the part of it for weight gradients, which nothing waits for.
         flops: [slots]: model FLOPs.
         port_s: [4, slots]: seconds of one GPU's own NIC and NVLink ports, `NIC_SEND` to `NVLINK_RECEIVE`.
         moving_port_s: [4, slots]: the part of it for x and its gradient, which travels only between groups.
         sent_bytes: [slots]: bytes that leave the side for the other one or for another group of its own kind.
         kept_bytes: [slots]: bytes kept from forward to backward.
+        passing_bytes: [slots]: the most bytes held while one action or transfer lasts.
     """
 
     compute_s: Floats
+    weight_s: Floats
     flops: Floats
     port_s: Floats
     moving_port_s: Floats
     sent_bytes: Floats
     kept_bytes: Floats
+    passing_bytes: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,31 +76,39 @@ def token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> Tok
 @lru_cache(maxsize=512)
 def _token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> TokenCosts:
     costs = reference_costs(spec, option, assumptions)
-    placement = costs.placement
-    data_ranks, expert_ranks = placement.data_ranks, option.expert_ranks
     lane_tokens = float(costs.case.layout.mbs * spec.workload.seq_len)
-    all_tokens = lane_tokens * data_ranks
     # Of all tokens of a micro-batch: what an attention rank spends on its own, and the fullest expert rank times N.
-    per_token = {"A": 1.0 / lane_tokens, "F": expert_ranks / all_tokens}
+    per_token = {"A": 1.0 / lane_tokens, "F": option.expert_ranks / (lane_tokens * costs.placement.data_ranks)}
     slots = spec.model.num_layers + 1
     sides = {name: Side(*(np.zeros(shape) for shape in _shapes(slots))) for name in "AF"}
+    like = _alike(spec, costs.routes.even)
+    priced = {near for layer in like for near in (layer - 1, layer, layer + 1)}
     embed_s = 0.0
     for action in _actions(costs):
-        slot = slots - 1 if action.kind is Kind.HEAD else action.layer
-        if action.kind in COMPUTE:
-            side = _side(placement.home(action.kind, action.layer))
-            seconds = float(np.max(costs.seconds(action))) * per_token[side]
-            if action.kind is Kind.EMBED:
-                embed_s += seconds
-                continue
-            sides[side].compute_s[slot] += seconds
-            sides[side].flops[slot] += float(np.max(costs.flops(action))) * per_token[side]
-            if action.pass_ is Pass.F:
-                kept = float(np.max(costs.held_bytes(Held.FORWARD, action)))
-                sides[side].kept_bytes[slot] += kept * per_token[side]
-        elif action.kind in TRANSFERS:
+        if action.kind is Kind.EMBED:
+            embed_s += float(np.max(costs.seconds(action))) * per_token["A"]
+        elif action.kind in COMPUTE and (action.kind is Kind.HEAD or action.layer in priced):
+            _add_compute(sides, costs, action, per_token)
+        elif action.kind in TRANSFERS and action.layer in priced:
             _add_transfer(sides, costs, action, per_token)
+    for side in sides.values():
+        for column in vars(side).values():
+            column[..., :-1] = column[..., like]
     return TokenCosts(sides["A"], sides["F"], embed_s)
+
+
+def _alike(spec: CaseSpec, even: bool) -> list[int]:
+    """[layers]: for each layer the first one of equal costs, which are those of equal neighbours too."""
+    model, last = spec.model, spec.model.num_layers - 1
+    if not even:
+        return list(range(last + 1))
+    first: dict[tuple[object, ...], int] = {}
+    like = []
+    for layer in range(last + 1):
+        near = [n for n in (layer - 1, layer, layer + 1) if 0 <= n <= last]
+        key = (layer == 0, layer == last, *((model.window(n), model.is_dense(n)) for n in near))
+        like.append(first.setdefault(key, layer))
+    return like
 
 
 def reference_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> Costs:
@@ -135,7 +147,7 @@ def fixed_state(spec: CaseSpec, option: Option, layout: Layout, assumptions: Ass
 
 
 def _shapes(slots: int) -> list[int | tuple[int, int]]:
-    return [slots, slots, (4, slots), (4, slots), slots, slots]
+    return [slots, slots, slots, (4, slots), (4, slots), slots, slots, slots]
 
 
 def _side(group: str) -> str:
@@ -152,21 +164,41 @@ def _actions(costs: Costs) -> list[Action]:
     return list(found)
 
 
+def _add_compute(sides: dict[str, Side], costs: Costs, action: Action, per_token: dict[str, float]) -> None:
+    name = _side(costs.placement.home(action.kind, action.layer))
+    side, factor = sides[name], per_token[name]
+    slot = -1 if action.kind is Kind.HEAD else action.layer
+    seconds = float(np.max(costs.seconds(action))) * factor
+    side.compute_s[slot] += seconds
+    if action.pass_ is Pass.W:
+        side.weight_s[slot] += seconds
+    side.flops[slot] += float(np.max(costs.flops(action))) * factor
+    passing = float(np.max(costs.working_bytes(action)))
+    if action.pass_ is Pass.F:
+        side.kept_bytes[slot] += float(np.max(costs.held_bytes(Held.FORWARD, action))) * factor
+    elif action.pass_ is Pass.R:
+        passing += float(np.max(costs.held_bytes(Held.AGAIN, action)))
+    side.passing_bytes[slot] = max(side.passing_bytes[slot], passing * factor)
+
+
 def _add_transfer(sides: dict[str, Side], costs: Costs, action: Action, per_token: dict[str, float]) -> None:
     """Adds a transfer to the slots of its two ends."""
     source, target = (_side(group) for group in ends(costs.placement, action))
     first, last = _end_slots(action)
-    ports = costs.ports(action)
+    ports, message = costs.ports(action), costs.message(action)
     moves = action.kind in (Kind.RESIDUAL, Kind.HOP)
-    columns = ((source, first, NIC_SEND), (source, first, NVLINK_SEND))
-    columns += ((target, last, NIC_RECEIVE), (target, last, NVLINK_RECEIVE))
-    for (side, slot, port), taken in zip(columns, ports[:4], strict=True):
+    taken_at = ((source, first, NIC_SEND), (source, first, NVLINK_SEND))
+    taken_at += ((target, last, NIC_RECEIVE), (target, last, NVLINK_RECEIVE))
+    for (side, slot, port), taken in zip(taken_at, ports[:4], strict=True):
         seconds = float(np.max(taken, initial=0.0)) * per_token[side]
         sides[side].port_s[port, slot] += seconds
         if moves:
             sides[side].moving_port_s[port, slot] += seconds
-    sent = float(np.max(costs.message(action).crossing.sum(axis=1), initial=0.0))
+    sent = float(np.max(message.crossing.sum(axis=1), initial=0.0))
     sides[source].sent_bytes[first] += sent * per_token[source]
+    for side, slot, axis in ((source, first, 1), (target, last, 0)):
+        held = float(np.max(message.num_bytes.sum(axis=axis))) * per_token[side]
+        sides[side].passing_bytes[slot] = max(sides[side].passing_bytes[slot], held)
 
 
 def _end_slots(action: Action) -> tuple[int, int]:

@@ -1,0 +1,328 @@
+"""The allocation problem in numbers: every shape of a replica that may be chosen, and what each resource allows.
+
+A shape is one choice of p groups, N expert ranks, R replicas and an option of the layer; a candidate is a shape with M
+attention ranks. Of a candidate with costs C (GPU-seconds of a step) and V (port-seconds), each resource caps the rate:
+
+    attention compute   r C_A <= p R M      attention NICs   r V_A <= NICs of all attention groups
+    expert compute      r C_F <= p R N      expert NICs      r V_F <= NICs of all expert groups
+
+C and V are those of the busiest group times p, so that layers dealt unevenly and the head count. Both are stretched by
+the time in which a pipeline of 2 p groups and 2 p transfers fills and drains: (4 p - 1) / (m v) of the step for m
+micro-batches and v = L / p turns, the bubble of an interleaved pipeline with transfers as stages of their own.
+
+A sixth cap is Little's law: a micro-batch takes a latency l from its embedding to its last gradient, so m of them take
+m l / q when q are in flight, and q is as many as memory holds, and at most 4 p. Without it the best split on paper
+would be one whose activations leave room for a single micro-batch, where attention and experts wait for each other.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.assumptions import Assumptions
+from bench.case import CaseSpec, Layout
+from bench.errors import BadInput
+from bench.flops import step_flops
+from bench.memory import state_bytes
+from bench.system import divisors
+from systems.disagmoe.planner.tokens import NIC_RECEIVE, NIC_SEND, Option, Side, TokenCosts, fixed_state, token_costs
+
+Floats = NDArray[np.float64]
+
+RESOURCES = (
+    "attention compute",
+    "expert compute",
+    "attention NICs",
+    "expert NICs",
+    "attention NVLink",
+    "expert NVLink",
+    "micro-batches in flight",
+)
+MAX_GROUPS = 16
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the planner may choose from, next to M and N. None: what the model and the batch allow.
+
+    Args:
+        groups: values of p.
+        recompute, shared_on, copies: values of the layout's fields of these names.
+        tiling: "any", or "nodes": every group takes whole nodes or an equal part of one.
+        nics: "own": a rank uses its share of its node's NICs. "sets": the NICs of a node are dealt to its attention
+            and its expert ranks as is best, where every node holds both in equal parts. No transport here can honour
+            sets, nor does the placement lay groups over nodes in that way: the gain is a bound.
+        mbs: sequences of a micro-batch on an attention rank.
+    """
+
+    groups: tuple[int, ...] | None = None
+    recompute: tuple[str, ...] = ("none", "full", "redispatch")
+    shared_on: tuple[str, ...] | None = None
+    copies: tuple[str, ...] | None = None
+    tiling: str = "any"
+    nics: str = "own"
+    mbs: int = 1
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("tiling", ("any", "nodes")), ("nics", ("own", "sets"))):
+            if getattr(self, name) not in allowed:
+                raise BadInput(name, getattr(self, name), " or ".join(allowed))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """p, N, R and the layer's option; `load` are the GPU- or port-seconds of one step, by resource."""
+
+    groups: int
+    option: Option
+    replicas: int
+    head_group: int
+    load: tuple[float, ...]
+    latency: "Latency"
+
+
+class Latency(NamedTuple):
+    """Seconds per token of a micro-batch's way forth and back, with nothing else in the way.
+
+    attention_s, expert_s, transfer_s of a token on its data rank; expert_s and expert_transfer_s times M / N.
+    """
+
+    attention_s: float
+    expert_s: float
+    transfer_s: float
+    expert_transfer_s: float
+
+    def of(self, tokens: float, attention: int, expert: int) -> float:
+        """Of a micro-batch of `tokens` a data rank."""
+        more = attention / expert
+        return tokens * (
+            self.attention_s + self.expert_s * more + max(self.transfer_s, self.expert_transfer_s * more)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Candidates as columns; all arrays are over candidates but `caps`, which is [resources, candidates].
+
+    Args:
+        shape: number of the candidate's shape in `shapes`.
+        data_ranks: M.
+        num_gpus: GPUs used.
+        in_flight: micro-batches that memory holds, at most 4 p and all there are.
+        caps: steps/s that each resource allows.
+        attention_bytes, expert_bytes: of a rank with one micro-batch in flight: state, activations, what passes through.
+        attention_kept, expert_kept: of one micro-batch's activations alone.
+        mixed: whether every node can hold attention and expert ranks in equal parts.
+    """
+
+    spec: CaseSpec
+    choices: Choices
+    shapes: tuple[Shape, ...]
+    shape: NDArray[np.int64]
+    data_ranks: NDArray[np.int64]
+    num_gpus: NDArray[np.int64]
+    num_microbatches: NDArray[np.int64]
+    in_flight: NDArray[np.int64]
+    caps: Floats
+    attention_bytes: Floats
+    expert_bytes: Floats
+    attention_kept: Floats
+    expert_kept: Floats
+    mixed: NDArray[np.bool_]
+    nics_per_gpu: float
+    step_flops: float
+
+    def __len__(self) -> int:
+        return len(self.shape)
+
+    def kept_bytes(self, candidate: int) -> tuple[float, float]:
+        """Activations of one micro-batch, on an attention and on an expert rank."""
+        return float(self.attention_kept[candidate]), float(self.expert_kept[candidate])
+
+    def layout(self, candidate: int) -> Layout:
+        """The candidate as a layout, with rounds of as many micro-batches as memory holds."""
+        shape = self.shapes[self.shape[candidate]]
+        return Layout.make(
+            attention_ranks=int(self.data_ranks[candidate]),
+            expert_ranks=shape.option.expert_ranks,
+            groups=shape.groups,
+            replicas=shape.replicas,
+            head_group=shape.head_group,
+            mbs=self.choices.mbs,
+            recompute=shape.option.recompute,
+            shared_on=shape.option.shared_on,
+            copies=shape.option.copies,
+            round_length=int(self.in_flight[candidate]),
+        )
+
+
+def problem(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None = None) -> Problem:
+    """All candidates of a spec, those that exceed the cluster's GPUs or memory among them: the programme decides.
+
+    Raises BadInput where the global batch holds no whole micro-batch.
+    """
+    chosen = choices or Choices()
+    sequences, left = divmod(spec.workload.num_sequences, chosen.mbs)
+    if left or not sequences:
+        raise BadInput("layout.mbs", chosen.mbs, f"a divisor of the batch's {spec.workload.num_sequences} sequences")
+    shapes: list[Shape] = []
+    rows: list[tuple[float, ...]] = []
+    caps: list[list[float]] = []
+    tokens, memory = chosen.mbs * spec.workload.seq_len, float(spec.cluster.gpu.memory_bytes)
+    for groups, option in product(_groups(spec, chosen), _options(spec, chosen)):
+        costs = token_costs(spec, option, assumptions)
+        head, load = _load(spec, costs, groups)
+        held = _Bytes(spec, option, groups, head, costs, assumptions, chosen.mbs)
+        latency = _latency(costs, groups)
+        for replicas in divisors(sequences):
+            most = spec.cluster.num_gpus // (groups * replicas) - option.expert_ranks
+            data = [m for m in divisors(sequences // replicas) if _tiles(spec, chosen, m) and m <= max(most, 1)]
+            if most < 1 and replicas > 1:
+                break
+            shapes.append(Shape(groups, option, replicas, head, load, latency))
+            for m in data:
+                microbatches = sequences // (replicas * m)
+                fill = 1.0 + (4 * groups - 1) * groups / (microbatches * spec.model.num_layers)
+                ranks = _ranks(m, option.expert_ranks)
+                lanes = [groups * replicas * n / (c * fill) if c else np.inf for n, c in zip(ranks, load, strict=True)]
+                used = groups * replicas * (m + option.expert_ranks)
+                held_bytes = held.of(m, replicas)
+                in_flight = min(_in_flight(memory, *held_bytes), 4 * groups, microbatches)
+                caps.append([*lanes, in_flight / (microbatches * latency.of(tokens, m, option.expert_ranks))])
+                rows.append((len(shapes) - 1, m, used, microbatches, in_flight, *held_bytes))
+    if not rows:
+        raise BadInput("tiling", chosen.tiling, f"a tiling with groups that fit {spec.cluster.name}")
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    experts = np.array([shapes[s].option.expert_ranks for s in columns[0]])
+    return Problem(
+        spec,
+        chosen,
+        tuple(shapes),
+        *columns[:5],
+        np.array(caps).T,
+        *columns[5:],
+        mixed=_mixed(spec, columns[1], experts),
+        nics_per_gpu=spec.cluster.nics_per_node / spec.cluster.gpus_per_node,
+        step_flops=step_flops(spec.model, spec.workload.seq_len, spec.workload.global_batch_tokens),
+    )
+
+
+def _ranks(attention: int, expert: int) -> tuple[int, ...]:
+    """Ranks of a group whose work or ports make up each of `RESOURCES` but the last."""
+    return (attention, expert) * 3
+
+
+def _groups(spec: CaseSpec, choices: Choices) -> Iterable[int]:
+    if choices.groups is not None:
+        return choices.groups
+    most = min(MAX_GROUPS, spec.model.num_layers, max(1, spec.cluster.num_gpus // 2))
+    return [p for p in range(1, most + 1) if p <= 8 or p % 4 == 0]
+
+
+def _options(spec: CaseSpec, choices: Choices) -> Iterator[Option]:
+    shared = choices.shared_on or (("attention", "expert") if spec.model.num_shared_experts else ("attention",))
+    copies = choices.copies or (("rank", "node") if spec.cluster.num_nodes > 1 else ("rank",))
+    for n in divisors(spec.model.num_experts):
+        if n < max(2, spec.cluster.num_gpus) and _tiles(spec, choices, n):
+            yield from (Option(n, *rest) for rest in product(choices.recompute, shared, copies))
+
+
+def _tiles(spec: CaseSpec, choices: Choices, ranks: int) -> bool:
+    per_node = spec.cluster.gpus_per_node
+    return choices.tiling == "any" or ranks % per_node == 0 or per_node % ranks == 0
+
+
+def _mixed(spec: CaseSpec, attention: NDArray[np.int64], expert: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the ranks of a group of each kind fill nodes, each with the same number of attention ranks."""
+    per_node, pair = spec.cluster.gpus_per_node, attention + expert
+    return (pair % per_node == 0) & (attention * per_node % pair == 0)
+
+
+def _dealt(column: Floats, groups: int) -> Floats:
+    """[..., groups]: sums over the layers of each group; the last slot, the head's, is left out."""
+    layers = column.shape[-1] - 1
+    sums = np.zeros((*column.shape[:-1], groups))
+    for g in range(groups):
+        sums[..., g] = column[..., g:layers:groups].sum(axis=-1)
+    return sums
+
+
+def _load(spec: CaseSpec, costs: TokenCosts, groups: int) -> tuple[int, tuple[float, ...]]:
+    """The best group for the head, and GPU- or port-seconds of a step by resource: the busiest group's, times p."""
+    attention, expert = costs.attention, costs.expert
+    work = _dealt(attention.compute_s, groups)
+    work[0] += costs.embed_s
+    # The group with the least to do gets the head.
+    head = int(np.argmin(work))
+    work[head] += attention.compute_s[-1]
+    ports = _dealt(_ports(attention, groups), groups)
+    ports[:, head] += _ports(attention, groups)[:, -1]
+    expert_ports = _dealt(_ports(expert, groups), groups)
+    times = groups * spec.workload.global_batch_tokens
+    busiest = [work.max(), _dealt(expert.compute_s, groups).max()]
+    for first in (NIC_SEND, NIC_SEND + 1):
+        busiest += [each[[first, first + NIC_RECEIVE - NIC_SEND]].max() for each in (ports, expert_ports)]
+    return head, tuple(times * float(seconds) for seconds in busiest)
+
+
+def _latency(costs: TokenCosts, groups: int) -> Latency:
+    """Weight gradients are waited for by nobody; a residual travels beside the dispatch and the combine."""
+    sides = (costs.attention, costs.expert)
+    compute = [float((side.compute_s - side.weight_s).sum()) for side in sides]
+    # A transfer takes the longer of NIC and NVLink of the busier end.
+    moved = [float((side.port_s - side.moving_port_s).reshape(2, 2, -1).max(axis=1).sum()) for side in sides]
+    return Latency(compute[0] + costs.embed_s, compute[1], *moved)
+
+
+def _in_flight(memory: float, attention: float, expert: float, attention_kept: float, expert_kept: float) -> int:
+    """Micro-batches whose activations fit, at least one."""
+    more = min((memory - attention) / attention_kept, (memory - expert) / expert_kept)
+    return 1 + max(0, int(more))
+
+
+def _ports(side: Side, groups: int) -> Floats:
+    return side.port_s if groups > 1 else side.port_s - side.moving_port_s
+
+
+class _Bytes:
+    """Memory of a rank on each side; attention state is sharded over M x R ranks, an expert's over R."""
+
+    def __init__(
+        self,
+        spec: CaseSpec,
+        option: Option,
+        groups: int,
+        head: int,
+        costs: TokenCosts,
+        assumptions: Assumptions,
+        mbs: int,
+    ) -> None:
+        layout = Layout.make(
+            groups=groups, expert_ranks=option.expert_ranks, head_group=head, shared_on=option.shared_on
+        )
+        state, self.recipe = fixed_state(spec, option, layout, assumptions)
+        self.state = {group.name: state.shared(group.name) for group in state.placement.groups}
+        self.expert_ranks = option.expert_ranks
+        tokens = mbs * spec.workload.seq_len
+        self.kept_attention = tokens * float(_dealt(costs.attention.kept_bytes, groups).max())
+        self.kept_expert = tokens * float(_dealt(costs.expert.kept_bytes, groups).max()) / option.expert_ranks
+        self.passing_attention = tokens * float(costs.attention.passing_bytes.max())
+        self.passing_expert = tokens * float(costs.expert.passing_bytes.max()) / option.expert_ranks
+
+    def of(self, data_ranks: int, replicas: int) -> tuple[float, float, float, float]:
+        """Of the fullest attention and expert rank: all bytes with one micro-batch in flight, then the activations."""
+        static = {"A": 0.0, "F": 0.0}
+        for name, parts in self.state.items():
+            held = 0
+            for part in parts:
+                # With M = 1 and R = 1 an expert group's own parameters have one holder, shared experts N.
+                copies = part.peers.shape[1] if name[0] == "F" else data_ranks
+                held += state_bytes(part.num_params, self.recipe, shards=copies * replicas)
+            static[name[0]] = max(static[name[0]], float(held))
+        kept = (self.kept_attention, self.kept_expert * data_ranks)
+        attention = static["A"] + self.passing_attention + kept[0]
+        return attention, static["F"] + self.passing_expert * data_ranks + kept[1], *kept

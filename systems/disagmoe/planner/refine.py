@@ -1,0 +1,282 @@
+"""Refinement: from a seed, move to a neighbour that is faster until none is; the whole path is kept.
+
+The programme knows rates, not order: how rounds, deferred weight gradients and memory over time work out is for a
+simulated (or measured) step to say. A neighbour differs in one choice, or moves GPUs between two of them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bench.assumptions import Assumptions
+from bench.bound import placement_bound_s
+from bench.case import Case, CaseSpec, Layout, batch_of
+from bench.errors import BadInput
+from bench.predict import costs_of, does_not_fit, predict
+from bench.system import divisors
+from bench.tune import least_bytes
+from systems.disagmoe.placement import place
+
+DEFAULT_BUDGET = 32
+MORE_THAN_NOTHING = 1e-3
+"""A neighbour has to be faster by this share to be worth a move."""
+
+Status = Literal["ok", "infeasible", "refused", "bound"]
+
+
+@dataclass(frozen=True)
+class Try:
+    """One layout on the way. `change` says what differs from the layout it was reached from.
+
+    status: ok, infeasible (does not fit in memory), refused (bad input), bound (cannot be faster than the best).
+    """
+
+    layout: Layout
+    change: str
+    status: Status
+    step_time_s: float | None = None
+    bound_s: float | None = None
+    peak_memory_bytes: float | None = None
+    reason: str = ""
+
+
+Evaluate = Callable[[Case], Try]
+"""A step of a case, simulated or measured; `change` is filled in by the search."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What the search found.
+
+    Args:
+        path: the layouts it stood on, the best seed first, the result last; empty where nothing fits.
+        tried: every layout that was looked at, in order.
+        complete: whether no neighbour is better; False where the budget ended the search.
+    """
+
+    path: tuple[Try, ...]
+    tried: tuple[Try, ...]
+    complete: bool
+
+    @property
+    def best(self) -> Try | None:
+        return self.path[-1] if self.path else None
+
+    @property
+    def num_evaluated(self) -> int:
+        return sum(each.step_time_s is not None for each in self.tried)
+
+
+def simulated(assumptions: Assumptions) -> Evaluate:
+    """Evaluates by simulation."""
+
+    def evaluate(case: Case) -> Try:
+        found = predict(case, assumptions)
+        fits = found.missing_bytes == 0
+        return Try(
+            case.layout,
+            "",
+            "ok" if fits else "infeasible",
+            found.metrics.step_time_s,
+            found.bound_s,
+            found.peak_memory_bytes,
+            "" if fits else does_not_fit(case, found.peak_memory_bytes),
+        )
+
+    return evaluate
+
+
+def refine(
+    spec: CaseSpec,
+    seeds: Sequence[Layout],
+    assumptions: Assumptions,
+    *,
+    evaluate: Evaluate | None = None,
+    budget: int | None = DEFAULT_BUDGET,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Refinement:
+    """Walks downhill from the best of `seeds`.
+
+    Args:
+        assumptions: of the bounds that spare an evaluation, and of the evaluation if none is given.
+        evaluate: how a step is timed; simulation if not given.
+        budget: most evaluations; None for no limit.
+        progress: called with (evaluations done, budget, what was looked at).
+    Raises BadInput where no seed is given.
+    """
+    if not seeds:
+        raise BadInput("seeds", list(seeds), "at least one layout")
+    walk = _Walk(spec, assumptions, evaluate or simulated(assumptions), budget, progress)
+    for layout in dict.fromkeys(seeds):
+        walk.visit(layout, "seed")
+    if not walk.path:
+        # No seed fits: the nearest that does is a start too.
+        for layout, change in _each_neighbour(spec, seeds):
+            if walk.visit(layout, change):
+                break
+    moved = True
+    while moved and walk.path and not walk.spent:
+        moved = any(walk.visit(layout, change) for layout, change in walk.nearby())
+    return Refinement(tuple(walk.path), tuple(walk.tried), not walk.spent)
+
+
+class _Walk:
+    """The search's state: where it stands, what it has seen, what it may still spend."""
+
+    def __init__(
+        self,
+        spec: CaseSpec,
+        assumptions: Assumptions,
+        evaluate: Evaluate,
+        budget: int | None,
+        progress: Callable[[int, int, str], None] | None,
+    ) -> None:
+        self.spec = spec
+        self.assumptions = assumptions
+        self.evaluate = evaluate
+        self.budget = budget
+        self.progress = progress
+        self.path: list[Try] = []
+        self.tried: list[Try] = []
+        self.screened: dict[Layout, Try] = {}
+        self.seen: set[Layout] = set()
+        self.evaluations = 0
+        self.spent = False
+
+    def nearby(self) -> list[tuple[Layout, str]]:
+        """Neighbours of where the walk stands that may be faster, likeliest first."""
+        here = self.path[-1].layout
+        found = [(layout, change) for layout, change in neighbours(self.spec, here) if layout not in self.seen]
+        open_ = [(self.screen(layout), change) for layout, change in found]
+        # Equal bounds are moves in order alone, which the programme knows nothing of: they come first.
+        open_.sort(key=lambda pair: pair[0].bound_s or 0.0)
+        return [(screened.layout, change) for screened, change in open_]
+
+    def screen(self, layout: Layout) -> Try:
+        """The two cheap lower bounds, on time and on memory."""
+        if layout not in self.screened:
+            self.screened[layout] = self._screen(layout)
+        return self.screened[layout]
+
+    def _screen(self, layout: Layout) -> Try:
+        case = self.spec.with_layout(layout)
+        try:
+            placement = place(self.spec.model, layout)
+            costs = costs_of(case, placement, self.assumptions)
+            bound_s = placement_bound_s(placement, costs, batch_of(case, placement).num_microbatches)
+            least = least_bytes(case, placement, costs)
+        except BadInput as error:
+            return Try(layout, "", "refused", reason=str(error))
+        if least > case.cluster.gpu.memory_bytes:
+            return Try(layout, "", "infeasible", None, bound_s, least, does_not_fit(case, least))
+        return Try(layout, "", "ok", None, bound_s)
+
+    def visit(self, layout: Layout, change: str) -> bool:
+        """Looks at a layout; True where it is better than all before, and the walk has moved there."""
+        if layout in self.seen or self.spent:
+            return False
+        best_s = self.path[-1].step_time_s if self.path else None
+        screened = replace(self.screen(layout), change=change)
+        if screened.status == "ok" and best_s is not None and (screened.bound_s or 0.0) >= best_s:
+            screened = replace(screened, status="bound")
+        if screened.status != "ok":
+            self._note(screened)
+            return False
+        if self.budget is not None and self.evaluations >= self.budget:
+            self.spent = True
+            return False
+        self.evaluations += 1
+        try:
+            found = replace(self.evaluate(self.spec.with_layout(layout)), layout=layout, change=change)
+        except BadInput as error:
+            found = Try(layout, change, "refused", reason=str(error))
+        self._note(found)
+        if self.progress is not None:
+            self.progress(self.evaluations, self.budget or 0, change)
+        if found.status != "ok" or found.step_time_s is None:
+            return False
+        if best_s is not None and found.step_time_s >= best_s * (1 - MORE_THAN_NOTHING):
+            return False
+        self.path.append(found)
+        return True
+
+    def _note(self, found: Try) -> None:
+        self.seen.add(found.layout)
+        self.tried.append(found)
+
+
+def _each_neighbour(spec: CaseSpec, seeds: Iterable[Layout]) -> Iterator[tuple[Layout, str]]:
+    for seed in seeds:
+        shorter = [n for n in _rounds(seed.groups)[::-1] if n < seed.round_length]
+        yield from ((seed.model_copy(update={"round_length": n}), f"round_length={n}") for n in shorter)
+    for seed in seeds:
+        yield from neighbours(spec, seed)
+
+
+def neighbours(spec: CaseSpec, layout: Layout) -> Iterator[tuple[Layout, str]]:
+    """Layouts one move away that tile the batch and the cluster, each with the move in words."""
+    seen = {layout}
+    for change in _moves(spec, layout):
+        near = _tiled(spec, layout.model_copy(update=change), layout)
+        if near is not None and near not in seen:
+            seen.add(near)
+            yield near, " ".join(f"{key}={value}" for key, value in change.items())
+
+
+def _moves(spec: CaseSpec, layout: Layout) -> Iterator[dict[str, object]]:
+    m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
+    for length in _beside(_rounds(p), layout.round_length):
+        yield {"round_length": length}
+    for deferred in (0, p, 2 * p, 4 * p):
+        yield {"deferred_w": deferred}
+    for recompute in ("none", "full", "redispatch"):
+        yield {"recompute": recompute}
+    for copies in ("rank", "node"):
+        yield {"copies": copies}
+    if spec.model.num_shared_experts:
+        yield from ({"shared_on": side} for side in ("attention", "expert"))
+    for mbs in (layout.mbs * 2, layout.mbs // 2):
+        yield {"mbs": mbs}
+    for chunk in (layout.layers_per_chunk * 2, layout.layers_per_chunk // 2):
+        yield {"layers_per_chunk": chunk, "head_group": None}
+    data, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
+    for more in _beside(data, m):
+        yield {"attention_ranks": more}
+    for more in _beside(expert, n):
+        yield {"expert_ranks": more}
+    for groups in (p - 1, p + 1, p * 2, p // 2):
+        yield {"groups": groups, "head_group": None}
+    for factor in (2, 0.5):
+        both = {"attention_ranks": int(m * factor), "expert_ranks": int(n * factor)}
+        yield both
+        yield {**both, "groups": int(p / factor), "head_group": None}
+
+
+def _beside(values: Sequence[int], value: int) -> Iterator[int]:
+    """The next smaller and the next larger value."""
+    yield from [v for v in values if v < value][-1:]
+    yield from [v for v in values if v > value][:1]
+
+
+def _rounds(groups: int) -> list[int]:
+    """Lengths worth trying: beyond 4 p the pipeline is full and memory alone grows."""
+    return sorted({1, *(n for n in (2, groups // 2, groups, 2 * groups, 4 * groups) if n >= 1)})
+
+
+def _tiled(spec: CaseSpec, layout: Layout, before: Layout) -> Layout | None:
+    """The layout with as many replicas as fit and divide the batch, and rounds in proportion; None if there is none."""
+    numbers = (layout.attention_ranks, layout.expert_ranks, layout.groups, layout.mbs, layout.layers_per_chunk)
+    if min(numbers) < 1 or spec.model.num_experts % layout.expert_ranks:
+        return None
+    if layout.groups * layout.layers_per_chunk > spec.model.num_layers:
+        return None
+    fit = spec.cluster.num_gpus // (layout.groups * (layout.attention_ranks + layout.expert_ranks))
+    lanes, left = divmod(spec.workload.num_sequences, layout.attention_ranks * layout.mbs)
+    if left or not fit or not lanes:
+        return None
+    update: dict[str, object] = {"replicas": max(r for r in divisors(lanes) if r <= fit)}
+    if layout.groups != before.groups:
+        per_group = before.round_length / before.groups
+        update["round_length"] = max(1, round(per_group * layout.groups))
+        update["deferred_w"] = before.deferred_w // before.groups * layout.groups
+    return layout.model_copy(update=update)

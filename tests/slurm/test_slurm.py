@@ -1,0 +1,226 @@
+"""Sweeps on a real Slurm: that they work, and that every kind of failure leaves one record of every case."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Cluster, Sweep, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
+
+RUN = ("--backend", "run")
+LONG = (*RUN, "--steps", "300")  # seconds, so that there is something to interrupt
+
+
+def test_simulated_cases_go_out_as_arrays_and_only_once(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", "--jobs", "6", cases=24)
+    said = sweep.run()
+    assert re.search(r"submitted job \d+: 24 runs in 6 elements", said)
+    sweep.require_complete()
+    scripts = list((tmp_path / "r").glob("launch/jobs/*/*_submission.sh"))
+    assert len(scripts) == 1
+    assert "--kill-on-bad-exit=1" in scripts[0].read_text()
+    assert "24 runs, 0 new: 24 ok" in sweep.run()
+    assert list((tmp_path / "r").glob("launch/jobs/*/*_submission.sh")) == scripts
+
+
+def test_arrays_stay_below_the_largest_one(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", "--jobs", "103", cases=104)
+    sweep.begin()
+    wait_until(lambda: len(list((tmp_path / "r").glob("launch/jobs/*/*_submission.sh"))) == 2)
+    arrays = [
+        int(re.search(r"--array=0-(\d+)", path.read_text())[1])  # type: ignore[index]
+        for path in (tmp_path / "r").glob("launch/jobs/*/*_submission.sh")
+    ]
+    assert sorted(arrays) == [2, 99]
+    sweep.kill()
+
+
+def test_two_systems_train_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(
+        cluster, tmp_path / "r", *RUN, "--steps", "10", "--jobs", "1", cases=1, ranks=4, systems="ep,disagmoe"
+    )
+    sweep.run()
+    sweep.require_complete()
+    losses = [trial.samples["loss"] for (trial,) in sweep.records().values()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert len(losses[0]) == 10 and losses[0][-1] < losses[0][0]
+    script = next((tmp_path / "r").glob("launch/jobs/*/*_submission.sh")).read_text()
+    assert "--nodes=2" in script and "--ntasks-per-node=2" in script
+
+
+def test_repeats_share_an_allocation_in_rounds(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "2", "--repeats", "2", "--pack", cases=2)
+    sweep.run()
+    assert sum(map(len, sweep.records().values())) == 4
+    starts = [event["key"] for event in sweep.events("case-start")]
+    repeats = [sweep.records()[str(key)][0].provenance["repeat"] for key in starts]
+    assert repeats == [0, 0, 1, 1]
+    assert len(sweep.events("job-start")) == 1
+
+
+def test_a_cancelled_job_is_final(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=2).begin()
+    sweep.wait_for("case-start", 2)
+    job = str(sweep.events("job-start")[0]["job"])
+    cluster.command("scancel", job)
+    said = sweep.end(1)
+    assert "cancelled while it ran" in said
+    sweep.require_complete(ok=1, error=1)
+
+
+def test_a_killed_rank_ends_the_run_which_is_tried_again(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "200", cases=1, ranks=4).begin()
+    sweep.wait_for("case-start")
+    (rank,) = [process for process in cluster.job_processes() if _is_rank(process, 3)]
+    rank.send_signal(signal.SIGKILL)
+    assert "signal 9" in sweep.end()
+    sweep.require_complete()
+    assert len(sweep.events("job-start")) == 2
+
+
+def _is_rank(process: psutil.Process, rank: int) -> bool:
+    return process.environ().get("SLURM_PROCID") == str(rank) and "experiments.launch.job" in process.cmdline()
+
+
+def test_a_run_that_times_out_is_tried_again_and_then_given_up(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.site(max_attempts=2)
+    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "1000000", "--time", "00:01:00", cases=1)
+    said = sweep.run(1)
+    assert "reached its time limit" in said
+    sweep.require_complete(timeout=1)
+    assert len(sweep.events("case-start")) == 2
+
+
+def test_a_preempted_run_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=1).begin()
+    sweep.wait_for("case-start")
+    cluster.command("sbatch", "-p", "high", "-N", "4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 5")
+    sweep.end()
+    sweep.require_complete()
+    assert len(sweep.events("case-start")) == 2
+
+
+def test_a_run_survives_its_node(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=1).begin()
+    sweep.wait_for("case-start")
+    node = str(sweep.events("job-start")[0]["host"])
+    try:
+        cluster.command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        sweep.end()
+    finally:
+        cluster.command("scontrol", "update", f"nodename={node}", "state=resume")
+    sweep.require_complete()
+    assert len(sweep.events("case-start")) == 2
+
+
+def test_a_refused_submission_is_made_again(cluster: Cluster, tmp_path: Path) -> None:
+    try:
+        cluster.command("scontrol", "update", "partition=main", "state=inactive")
+        sweep = Sweep(cluster, tmp_path / "r", cases=4).begin()
+        wait_until(lambda: any((tmp_path / "r").glob("launch/jobs/*/dropped")))
+    finally:
+        cluster.command("scontrol", "update", "partition=main", "state=up")
+    assert "Slurm refused a job" in sweep.end()
+    sweep.require_complete()
+
+
+def test_what_slurm_refuses_for_good_is_said_and_can_be_run_later(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.site(poll_s=0.2, constraint="no-such-feature")
+    refused = Sweep(cluster, tmp_path / "r", cases=2)
+    assert "2 runs have no result: Slurm refused: " in refused.run(1)
+    assert refused.records() == {}
+    cluster.site()
+    sweep = Sweep(cluster, tmp_path / "r", cases=2)
+    sweep.run()
+    sweep.require_complete()
+
+
+def test_a_controller_may_stop_and_start(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=2).begin()
+    sweep.wait_for("case-start")
+    cluster.stop_controller()
+    sweep.wait_for("case-end")
+    cluster.start_controller()
+    sweep.end()
+    sweep.require_complete()
+
+
+def test_job_ids_may_start_again(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=2).begin()
+    sweep.wait_for("case-start")
+    cluster.stop_controller()
+    cluster.start_controller(forget=True)
+    other = Sweep(cluster, tmp_path / "other", cases=2)
+    other.run()
+    other.require_complete()
+    sweep.end()
+    sweep.require_complete()
+
+
+@pytest.mark.parametrize("moment", ["claimed", "submitted", "running"])
+def test_a_killed_sweep_goes_on_where_it_stopped(cluster: Cluster, tmp_path: Path, moment: str) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "100", cases=2).begin()
+    jobs = tmp_path / "r" / "launch"
+    wanted = {"claimed": "claims/*", "submitted": "jobs/*/submitted", "running": "jobs/*/events.*"}[moment]
+    wait_until(lambda: any(jobs.glob(wanted)))
+    sweep.kill()
+    again = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "100", cases=2)
+    again.run()
+    again.require_complete()
+
+
+def test_two_sweeps_at_once_share_the_work(cluster: Cluster, tmp_path: Path) -> None:
+    first = Sweep(cluster, tmp_path / "r", "--jobs", "4", cases=24).begin()
+    second = Sweep(cluster, tmp_path / "r", "--jobs", "4", cases=24).begin()
+    assert "24 ok" in first.end() and "24 ok" in second.end()
+    first.require_complete()
+    keys = [event["key"] for event in first.events("case-start")]
+    assert len(keys) == len(set(keys)) == 24
+
+
+def test_a_job_that_can_never_start_is_reported(cluster: Cluster, tmp_path: Path) -> None:
+    hog = cluster.command("sbatch", "-p", "short", "-N2", "--exclusive", "-o/dev/null", "--wrap", "sleep 600")
+    try:
+        sweep = Sweep(cluster, tmp_path / "r", "--partition", "short", "--time", "00:05:00", cases=2).begin()
+        wait_until(lambda: any((tmp_path / "r").glob("launch/jobs/*/submitted")))
+        cluster.command("scontrol", "update", "partition=short", "MaxTime=1")
+        said = sweep.end(1)
+        assert "Slurm will never start it: PartitionTimeLimit" in said
+        sweep.require_complete(error=2)
+        wait_until(lambda: len(cluster.command("squeue", "-h").splitlines()) == 1)
+    finally:
+        cluster.command("scontrol", "update", "partition=short", "MaxTime=10")
+        cluster.command("scancel", hog.split()[-1])
+
+
+def test_bad_input_is_refused_before_anything_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    refusals = {
+        ("--partition", "nowhere"): "partition: 'nowhere' is not valid; allowed: main, high, short",
+        ("--partition", "short", "--time", "00:11:00"): "time: 11 is not valid; allowed: at most the 10 minutes",
+        (*RUN, "--partition", "short", "--gpus-per-node", "1"): "nodes: 4 is not valid; allowed: at most the 2 nodes",
+        (*RUN, "--max-nodes", "1"): "max_nodes: 1 is not valid; allowed: at least the 2 nodes",
+        ("--time", "soon"): "time: 'soon' is not valid",
+    }
+    for options, line in refusals.items():
+        sweep = Sweep(cluster, tmp_path / "r", *options, cases=1, ranks=4)
+        said = sweep.run(2)
+        assert line in said and said.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_cancel_stops_sweep_and_jobs(cluster: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=2).begin()
+    sweep.wait_for("case-start")
+    words = [*sweep.words[:3], "cancel", "--results", str(tmp_path / "r")]
+    assert cluster.command(*words) == "tiny-run: cancelled 1 jobs\n"
+    assert "2 runs have no result: the sweep was cancelled" in sweep.end(1)
+    wait_until(lambda: not cluster.job_processes())
+    assert sweep.records() == {}
+    again = Sweep(cluster, tmp_path / "r", *LONG, cases=2)
+    again.run()
+    again.require_complete()
