@@ -1,13 +1,14 @@
 """A lower bound on the step time: the busiest resource, with everything else hidden. One function for all systems."""
 
-from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from bench.action import COMPUTE, TRANSFERS, Action
+from bench.action import COMPUTE, TRANSFERS
+from bench.census import census
 from bench.cost import Costs
-from bench.edges import edges, ends
+from bench.edges import ends
 from bench.placement import Placement
 from bench.program import Program
 
@@ -42,29 +43,21 @@ def placement_bound_s(placement: Placement, costs: Costs, num_microbatches: int)
     return placement_bound(placement, costs, num_microbatches).seconds
 
 
+@lru_cache(maxsize=4096)
 def placement_bound(placement: Placement, costs: Costs, num_microbatches: int) -> Bound:
     bare = costs.without_overheads()
     compute = {group.name: np.zeros(group.size) for group in placement.groups}
     ports = {group.name: np.zeros((4, group.size)) for group in placement.groups}
-    for action in _actions(placement, bare):
+    counted = census(costs.case.model, placement, costs.recompute, layers_alike=costs.routes.even)
+    for action, times in counted.items():
         if action.kind in COMPUTE:
-            compute[placement.home(action.kind, action.layer)] += bare.seconds(action)
+            compute[placement.home(action.kind, action.layer)] += times * bare.seconds(action)
         elif action.kind in TRANSFERS:
             source, target = ends(placement, action)
             taken = bare.ports(action)
-            ports[source][:2] += taken[:2]
-            ports[target][2:] += taken[2:4]
+            ports[source][:2] += times * np.stack(taken[:2])
+            ports[target][2:] += times * np.stack(taken[2:4])
     busiest_s = max(num_microbatches * float(compute[name].max()) + bare.update_s(name) for name in compute)
     nic_s = max(float(each[[0, 2]].max()) for each in ports.values())
     nvlink_s = max(float(each[[1, 3]].max()) for each in ports.values())
     return Bound(busiest_s, num_microbatches * nic_s, num_microbatches * nvlink_s)
-
-
-def _actions(placement: Placement, costs: Costs) -> Iterable[Action]:
-    """All actions of micro-batch 0."""
-    found: dict[Action, None] = {}
-    for edge in edges(costs.case.model, placement, costs.recompute):
-        for end in (edge.src, edge.dst, edge.via):
-            if end is not None:
-                found[end] = None
-    return found

@@ -84,7 +84,7 @@ class Layout(_Frozen):
     layers_per_chunk: Count = 1
     round_length: Count = 1
     deferred_w: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    lookahead: Count = 2
+    lookahead: Count = 4
     head_group: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     shared_on: Literal["attention", "expert"] = "attention"
     copies: Literal["expert", "rank", "node"] = "rank"

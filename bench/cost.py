@@ -13,9 +13,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import Action, Kind, Pass
+from bench.action import TRANSFERS, Action, Kind, Pass
 from bench.assumptions import Assumptions, get_assumptions
 from bench.case import Case
+from bench.census import census
 from bench.edges import ends
 from bench.errors import BadInput
 from bench.flops import Part, has_part, part_flops
@@ -79,7 +80,8 @@ class Costs:
             return False
         return all(
             np.ptp(column) <= 1e-9 * abs(column.max())
-            for transfer in self._load.volumes
+            for transfer in census(self.case.model, self.placement, self.recompute, layers_alike=True)
+            if transfer.kind in TRANSFERS
             for column in self.ports(transfer)
             if len(column)
         )
@@ -336,7 +338,7 @@ class Costs:
         if not self.routes.even:
             return (*key, action.layer)
         if action.kind in (Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.HOP):
-            return (*key, *ends(self.placement, action), self._load.volumes.get(action._replace(microbatch=0)))
+            return (*key, *ends(self.placement, action), self._load.volume(action))
         if action.kind is Kind.ATTENTION:
             joined = self._joins(action)
             before = None if joined is None else self.placement.expert[joined]

@@ -116,11 +116,16 @@ def edges(model: Model, placement: Placement, recompute: str = "none") -> Iterat
     """
     yield from _input_edge(placement, 0, Action(Kind.EMBED), Action(Kind.EMBED, Pass.B))
     for layer in range(model.num_layers):
-        yield from _layer_edges(model, placement, layer)
-        if recompute == "redispatch" and not model.is_dense(layer):
-            yield from _again_edges(layer)
-        yield from _own_passes(Kind.ATTENTION, layer)
+        yield from layer_edges(model, placement, layer, recompute)
     yield from _own_passes(Kind.HEAD, 0)
+
+
+def layer_edges(model: Model, placement: Placement, layer: int, recompute: str = "none") -> Iterator[Edge]:
+    """Those of one layer: from its attention to whoever takes x_{layer+1}, and back."""
+    yield from _layer_edges(model, placement, layer)
+    if recompute == "redispatch" and not model.is_dense(layer):
+        yield from _again_edges(layer)
+    yield from _own_passes(Kind.ATTENTION, layer)
 
 
 def consumer(placement: Placement, layer: int, pass_: Pass) -> Action:

@@ -1,15 +1,14 @@
 """What a micro-batch puts on each rank: tokens, assignments, rows; and the messages between ranks that come of it."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import Action, Kind, Pass
+from bench.action import TRANSFERS, Action, Kind, Pass
 from bench.case import Case
-from bench.edges import Rows, Volume, edges, ends
+from bench.edges import HIDDEN_ROWS, Rows, Volume, ends, layer_edges
 from bench.errors import BadInput
 from bench.flops import has_part
 from bench.placement import Placement
@@ -121,17 +120,28 @@ class Load:
         """[expert ranks]: rows that are dispatched to each, from its own rank too."""
         return self.all_tokens * self.copies_per_token(layer)
 
+    def volume(self, transfer: Action) -> Volume:
+        """Symbolic volume of a transfer. Raises BadInput for an action that is no transfer of this placement."""
+        action = transfer._replace(microbatch=0, chunk=0)
+        if action not in self._volumes:
+            model, placement, hop = self.case.model, self.placement, action.kind is Kind.HOP
+            if action.layer == 0 and hop and placement.embed != placement.pipeline_ends[0]:
+                self._volumes[action] = HIDDEN_ROWS
+            elif action.kind in TRANSFERS and 0 <= action.layer - hop < model.num_layers:
+                for edge in layer_edges(model, placement, action.layer - hop, self.recompute):
+                    if edge.via is not None:
+                        self._volumes[edge.via] = edge.volume
+            if action not in self._volumes:
+                raise BadInput("transfer", str(transfer), "a transfer between the groups of this placement")
+        return self._volumes[action]
+
     @cached_property
-    def volumes(self) -> Mapping[Action, Volume]:
-        """Every transfer of micro-batch 0."""
-        graph = edges(self.case.model, self.placement, self.recompute)
-        return {edge.via: edge.volume for edge in graph if edge.via is not None}
+    def _volumes(self) -> dict[Action, Volume]:
+        return {}
 
     def message(self, transfer: Action) -> Message:
         """The bytes of a transfer. Raises BadInput for an action that is no transfer of this placement."""
-        action = transfer._replace(microbatch=0, chunk=0)
-        if action not in self.volumes:
-            raise BadInput("transfer", str(transfer), "a transfer between the groups of this placement")
+        action, volume = transfer._replace(microbatch=0, chunk=0), self.volume(transfer)
         source, target = (self.placement.by_name[name] for name in ends(self.placement, action))
         per_node = self.case.cluster.gpus_per_node
         from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
@@ -139,7 +149,7 @@ class Load:
         num_bytes, nic_bytes = np.zeros((source.size, target.size)), np.zeros((source.size, target.size))
         experts = target if (action.kind, action.pass_) in EXPERTS_RECEIVE else source
         relayed_bytes = np.zeros(experts.size)
-        for term in self.volumes[action].terms:
+        for term in volume.terms:
             width = term.hidden * self.case.model.hidden_size * self.element_bytes + term.extra_bytes
             rows = self._rows_between(action, term.rows)
             num_bytes += width * rows

@@ -171,6 +171,9 @@ def _edge_waits(plan: Plan, graph: list[Edge], places: _Places) -> list[tuple[In
             continue
         waits.append((places.of(edge.via), places.of(edge.src)))
         waits.append((places.of(edge.dst), places.arrival(edge.via)))
+        if edge.via.pass_ is Pass.R:
+            # Rows that come once more are laid out by the counts of the first time.
+            waits.append((places.arrival(edge.via), places.arrival(edge.via._replace(pass_=Pass.F))))
         if edge.via.kind is Kind.COMBINE and edge.via.pass_ is Pass.F:
             # Expert outputs can only be laid out once the row map is there; it comes with the residual.
             residual = edge.via._replace(kind=Kind.RESIDUAL)

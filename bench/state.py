@@ -118,21 +118,30 @@ class State:
         """Parameters of each group: held by every rank, divided over the ranks, and shared experts beside these."""
         model, placement = self.case.model, self.placement
         counts = {group.name: _Counts() for group in placement.groups}
+        known: dict[tuple[Part, bool], int] = {}
+
+        def size(part: Part, layer: int) -> int:
+            # Layers differ in whether their FFN is dense, and in nothing else.
+            key = part, model.is_dense(layer)
+            if key not in known:
+                known[key] = sum(parameters(model, part, layer).values()) if has_part(model, part, layer) else 0
+            return known[key]
+
         on_attention: tuple[Part, ...] = ("attention", "router", "dense_ffn")
         on_attention += ("shared",) if placement.shared_on == "attention" else ()
         for layer in range(placement.num_layers):
             for part in on_attention:
-                counts[placement.attention[layer]].replicated += _size(self.case, part, layer)
+                counts[placement.attention[layer]].replicated += size(part, layer)
             expert = placement.expert[layer]
             if expert is not None:
-                counts[expert].experts += _size(self.case, "expert", layer)
+                counts[expert].experts += size("expert", layer)
                 if placement.shared_on == "expert":
-                    counts[expert].shared_experts += _size(self.case, "shared", layer)
-        counts[placement.embed].replicated += _size(self.case, "embed", 0)
-        counts[placement.head].replicated += _size(self.case, "head", 0)
+                    counts[expert].shared_experts += size("shared", layer)
+        counts[placement.embed].replicated += size("embed", 0)
+        counts[placement.head].replicated += size("head", 0)
         if model.tied_head and placement.head != placement.embed:
             # A tied head away from the embedding is a second copy of it.
-            counts[placement.head].replicated += _size(self.case, "embed", 0)
+            counts[placement.head].replicated += size("embed", 0)
         return counts
 
 
@@ -141,7 +150,3 @@ class _Counts:
 
     def __init__(self) -> None:
         self.replicated = self.experts = self.shared_experts = 0
-
-
-def _size(case: Case, part: Part, layer: int) -> int:
-    return sum(parameters(case.model, part, layer).values()) if has_part(case.model, part, layer) else 0

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput, unknown
@@ -72,6 +72,11 @@ def plan_of(case: Case) -> Plan:
 def divisors(whole: int) -> list[int]:
     """Ascending."""
     return [n for n in range(1, whole + 1) if whole % n == 0]
+
+
+def worthwhile_copies(spec: CaseSpec) -> tuple[Literal["rank", "node"], ...]:
+    """Dispatch copies worth trying: one row per expert is never less than one per rank; a node is several ranks."""
+    return ("rank", "node") if spec.cluster.num_nodes > 1 else ("rank",)
 
 
 def require_divides(field: str, value: int, whole: int, what: str) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.action import Action, Kind, Pass
+from bench.action import Kind, Pass
 from bench.assumptions import Assumptions
 from bench.bound import placement_bound_s
 from bench.case import Case, CaseSpec, Layout, batch_of
+from bench.census import census
 from bench.cost import Costs
 from bench.errors import BadInput
 from bench.placement import Placement
@@ -166,14 +167,10 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     system = get_system(case.system)
     in_flight = system.in_flight(case) if isinstance(system, KnowsInFlight) else {}
     kept = {group.name: 0.0 for group in placement.groups}
-    for layer in range(case.model.num_layers):
-        kept[placement.attention[layer]] += _kept(costs, Kind.ATTENTION, layer)
-        expert = placement.expert[layer]
-        if expert is not None:
-            kept[expert] += _kept(costs, Kind.EXPERT, layer)
+    counted = census(case.model, placement, case.layout.recompute, layers_alike=costs.routes.even)
+    for action, times in counted.items():
+        if action.pass_ is Pass.F and action.kind in (Kind.ATTENTION, Kind.EXPERT):
+            # The least loaded rank: a bound must hold for every rank.
+            held = float(costs.held_bytes(Held.FORWARD, action).min())
+            kept[placement.home(action.kind, action.layer)] += times * held
     return max(costs.static_bytes(name) + in_flight.get(name, 1.0) * held for name, held in kept.items())
-
-
-def _kept(costs: Costs, kind: Kind, layer: int) -> float:
-    # The least loaded rank: a bound must hold for every rank.
-    return float(min(costs.held_bytes(Held.FORWARD, Action(kind, Pass.F, layer))))

@@ -37,8 +37,8 @@ def cases(draw: st.DrawFn) -> Case:
     model = get_model(draw(st.sampled_from(["tiny", "tiny-shared", "tiny-sigmoid"])))
     microbatches = draw(st.sampled_from([1, 2, 3, 4, 8]))
     common = {
-        "copies": draw(st.sampled_from(["expert", "rank"])),
-        "recompute": draw(st.sampled_from(["none", "full"])),
+        "copies": draw(st.sampled_from(["expert", "rank", "node"])),
+        "recompute": draw(st.sampled_from(["none", "full", "redispatch"])),
         "mbs": draw(st.integers(1, 2)),
         "microbatches": microbatches,
         "cluster": "h800x2",

@@ -40,7 +40,7 @@ def with_routing(case: Case, name: str) -> Case:
 
 
 def actions_of(costs: Costs) -> set[Action]:
-    graph = edges(costs.case.model, costs.placement)
+    graph = edges(costs.case.model, costs.placement, costs.recompute)
     return {end for edge in graph for end in (edge.src, edge.dst, edge.via) if end is not None}
 
 

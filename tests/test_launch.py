@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from bench.case import CaseSpec
 from bench.errors import BadInput
+from bench.results import Store
 from bench.trial import Trial
 from experiments.launch import choose, site, slurm_state, sweeps
 from experiments.launch.kept import adopt
@@ -158,7 +159,7 @@ def test_keys_tell_what_results_depend_on() -> None:
 
 def test_simulated_results_of_others_are_taken_over(ledger: Ledger) -> None:
     one = task()
-    ledger.store.write(one.run())
+    Store(ledger.results).write(one.run())
     adopt(ledger, [one, task(1)], retry_failed=False)
     assert ledger.done() == {one.key}
 

@@ -62,6 +62,10 @@ def raise_on(rank: int) -> None:
     dist.barrier()
 
 
+def refuse() -> None:
+    raise BadInput("layout.ep", 3, "a divisor of 8")
+
+
 def die_on(rank: int) -> None:
     if dist.get_rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -136,6 +140,11 @@ def test_an_exception_comes_back_with_its_ranks_traceback(own_pool: RankPool) ->
     assert (caught.value.rank, caught.value.cause) == (1, "ZeroDivisionError")
     wait_until_gone(before)
     assert own_pool.run(total, [1.0, 2.0, 4.0])[0][2] == 7.0  # started afresh
+
+
+def test_input_that_ranks_refuse_is_refused(own_pool: RankPool) -> None:
+    with pytest.raises(BadInput, match=r"^layout.ep: '3' is not valid; allowed: a divisor of 8$"):
+        own_pool.run(refuse)
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error(own_pool: RankPool) -> None:

@@ -149,7 +149,7 @@ def _with_queue(plan: Plan, codes: Codes) -> Plan:
 
 
 def actions_of(costs: Costs) -> set[Action]:
-    graph = edges(costs.case.model, costs.placement)
+    graph = edges(costs.case.model, costs.placement, costs.recompute)
     return {end for edge in graph for end in (edge.src, edge.dst, edge.via) if end is not None}
 
 

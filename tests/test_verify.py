@@ -164,7 +164,7 @@ SCHEDULES = [
     *(
         Trial(system, {**layout, "copies": copies, "recompute": recompute, "mbs": 2}, SHARED)
         for copies in ("expert", "rank")
-        for recompute in ("none", "full")
+        for recompute in ("none", "full", "redispatch")
         for system, layout in (("ep", ep(ep=2, pp=2)), ("disagmoe", af(2, 2)), ("disagmoe", af(1, 2, 2)))
     ),
     Trial("disagmoe", af(1, 2, 2, recompute="full"), {**SIGMOID, **DENSE_FIRST}),
@@ -249,7 +249,7 @@ def trials(draw: st.DrawFn) -> Trial:
     }
     layout: dict[str, Any] = {
         "copies": draw(st.sampled_from(["expert", "rank"])),
-        "recompute": draw(st.sampled_from(["none", "full"])),
+        "recompute": draw(st.sampled_from(["none", "full", "redispatch"])),
         "mbs": draw(st.integers(1, 2)),
         "shard_state": draw(st.booleans()),
     }
@@ -422,5 +422,7 @@ def test_bad_cases_are_refused(pool: RankPool) -> None:
         verify(Trial("disagmoe", af(2, 4, 2, cluster="h800x2")).case(), pool)
     with pytest.raises(BadInput, match="dtype"):
         verify(Trial("ep", ep(ep=1)).case(), pool, dtype="fp8")
+    with pytest.raises(BadInput, match="copies"):
+        verify(Trial("disagmoe", af(2, 2, copies="node")).case(), pool)
     with pytest.raises(BadInput, match="attention_bias"):
         verify(Trial("ep", ep(ep=1), {"attention_bias": True}).case(), pool)

@@ -8,6 +8,7 @@ import typer
 from bench.cli import options
 
 if TYPE_CHECKING:
+    from bench.trial import Trial
     from experiments.launch.outcome import Event, Outcome
     from experiments.launch.site import Site
     from experiments.launch.sweeps import Standing
@@ -72,6 +73,7 @@ def sweep(
     steps: Annotated[int, _number("--steps", "Optimizer steps of a run.")] = 20,
     quick: Annotated[bool, typer.Option("--quick", help="The experiment's fewer cases.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")] = False,
+    out: Annotated[Path | None, _text("--out", "DIR", "Draw the experiment's figure there, at the end.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and submit nothing.")] = False,
     site: SiteFile = None,
     results: options.Results = None,
@@ -104,11 +106,18 @@ def sweep(
     settings = Settings(backend=_backend(backend, pack), steps=steps, budget=_budget(backend))
     ledger = Ledger(kept)
     words = ",".join(sorted(only or []))
+    if out is not None:
+        require_folder("out", out)
+        _require_figure(experiment, only)
     plan = _plan(experiment, quick, only or [], settings, repeats, chosen, pack, ledger, words)
     if dry_run:
         _preview(plan, ledger, json)
         return
-    _run(plan, ledger, retry_failed, json)
+    outcome = _run(plan, ledger, retry_failed, json)
+    if out is not None and not outcome.open:
+        _draw(experiment, plan, outcome, out, json)
+    if outcome.failed or outcome.open:
+        raise typer.Exit(1)
 
 
 def _backend(word: str, pack: bool) -> Any:
@@ -164,21 +173,23 @@ def _plan(
     from experiments.launch.watch import Plan
 
     facts = cluster_facts() if site.executor == "slurm" else None
+    left_out: list[Trial] = []
     specs = choose.only(choose.specs_of(experiment, quick), only)
     if settings.backend == "run":
         from bench.cli.output import working
 
         with working("layouts") as advance:
             cases, left_out = layouts.with_layouts(specs, ledger, advance)
-        for line in left_out:
-            typer.echo(f"moebench: left out: {line}", err=True)
+        for trial in left_out:
+            where = f"{trial.case.system} {trial.case.model.name} {trial.case.cluster.name}"
+            typer.echo(f"moebench: left out: {where}: {trial.message}", err=True)
         specs = list(cases)
     tasks = choose.tasks_of(specs, settings, repeats)
     require_here(tasks, site)
     if facts is not None:
         preview.require_possible(tasks, site, facts, pack)
     name = name_of(experiment, settings.backend, words)
-    return Plan(name, name.split("-")[0], tasks, site, pack, facts)
+    return Plan(name, name.split("-")[0], tasks, site, pack, facts, left_out)
 
 
 def _preview(plan: "Plan", ledger: Any, json: bool) -> None:
@@ -214,7 +225,29 @@ def _preview(plan: "Plan", ledger: Any, json: bool) -> None:
         typer.echo("\n" + text.rstrip())
 
 
-def _run(plan: "Plan", ledger: Any, retry_failed: bool, json: bool) -> None:
+def _require_figure(experiment: str, only: list[str] | None) -> None:
+    from bench.errors import BadInput
+    from experiments import get_experiment
+
+    if only:
+        raise BadInput("out", str(only[0]), "without --only: a figure needs all cases")
+    if experiment.endswith(".py") or not hasattr(get_experiment(experiment), "evidence"):
+        raise BadInput("out", experiment, "an experiment that draws a figure of its trials, such as fig7")
+
+
+def _draw(experiment: str, plan: "Plan", outcome: "Outcome", out: Path, json: bool) -> None:
+    """The figure of an experiment, of repeats the one with the middle speed."""
+    from bench.cli.figures import draw
+    from experiments import get_experiment
+    from experiments.launch.layouts import not_run
+
+    trials = [*outcome.middle(), *map(not_run, plan.left_out)]
+    files = draw(experiment, get_experiment(experiment).evidence(trials), out)
+    if not json:
+        typer.echo(f"wrote {', '.join(str(path) for path in files)}")
+
+
+def _run(plan: "Plan", ledger: Any, retry_failed: bool, json: bool) -> "Outcome":
     from bench.cli.output import print_json
     from experiments.launch import sweeps
     from experiments.launch.kept import adopt
@@ -239,8 +272,7 @@ def _run(plan: "Plan", ledger: Any, retry_failed: bool, json: bool) -> None:
         print_json(_described(outcome, failures))
     else:
         _show_end(outcome, failures, len(plan.tasks), ledger)
-    if outcome.failed or outcome.open:
-        raise typer.Exit(1)
+    return outcome
 
 
 def _quiet(_: "Event") -> None:

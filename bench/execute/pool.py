@@ -41,11 +41,12 @@ class RankError(RuntimeError):
     Attributes:
         rank: the rank that failed first.
         cause: name of the exception's class, or ``died``, ``hung``.
+        refused: field, value and what is allowed, where the rank refused its input.
     """
 
-    def __init__(self, rank: int, cause: str, message: str) -> None:
+    def __init__(self, rank: int, cause: str, message: str, refused: tuple[str, str, str] | None = None) -> None:
         super().__init__(message)
-        self.rank, self.cause = rank, cause
+        self.rank, self.cause, self.refused = rank, cause, refused
 
 
 class RankPool:
@@ -107,6 +108,7 @@ class RankPool:
             on_report: called with (rank, value) for what ranks `report`, in the order of arrival.
             timeout_s: in place of the pool's.
         Raises:
+            BadInput: a rank refused its input.
             RankError: with the traceback of the rank that failed first.
         """
         if not self._finalizer.alive:
@@ -186,7 +188,8 @@ class RankPool:
                     failures.append(RankError(rank, *value))
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         if failures:
-            raise _first(failures, waiting)
+            first = _first(failures, waiting)
+            raise BadInput(*first.refused) if first.refused else first
         if waiting:
             raise self._hung(sorted(waiting), timeout_s)
         return [results[rank] for rank in sorted(results)]
@@ -222,7 +225,7 @@ def _first(failures: Sequence[RankError], waiting: Iterable[int]) -> RankError:
     notes = [f"rank {', '.join(map(str, others))} failed as well"] if others else []
     unanswered = sorted(waiting)
     notes += [f"rank {', '.join(map(str, unanswered))} had not come back and was ended"] if unanswered else []
-    return RankError(first.rank, first.cause, "\n".join([str(first), *notes]))
+    return RankError(first.rank, first.cause, "\n".join([str(first), *notes]), first.refused)
 
 
 def _require_gpus(world_size: int) -> None:

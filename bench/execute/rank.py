@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.errors import BadInput
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
@@ -126,8 +128,10 @@ def _end_with_parent() -> None:
 
 
 def _failure(error: Exception) -> bytes:
+    """What `RankPool` makes its error of: class, text, and of input that is refused its parts."""
     text = "".join(traceback.format_exception(error)).rstrip()
-    return pickle.dumps(("error", (type(error).__name__, f"rank {_rank.number} failed:\n{text}")))
+    refused = (error.field, str(error.value), error.allowed) if isinstance(error, BadInput) else None
+    return pickle.dumps(("error", (type(error).__name__, f"rank {_rank.number} failed:\n{text}", refused)))
 
 
 def trace_file(folder: Path, rank: int) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from bench.case import Case, CaseSpec
 from bench.errors import BadInput
 from bench.predict import predict
+from bench.trial import Trial
 from bench.tune import DEFAULT_BUDGET
 from experiments.launch.kept import adopt
 from experiments.launch.ledger import Ledger
@@ -13,8 +14,8 @@ from experiments.launch.work import Settings, Task
 
 def with_layouts(
     specs: Sequence[CaseSpec], ledger: Ledger, progress: Callable[[int, int, str], None]
-) -> tuple[list[Case], list[str]]:
-    """Cases, and a line for each spec for which no layout fits. What is simulated for it is kept as trials.
+) -> tuple[list[Case], list[Trial]]:
+    """Cases, and a trial for each spec for which no layout fits. What is simulated for it is kept.
 
     Raises BadInput for a case that cannot be, or where none is left.
     """
@@ -24,25 +25,43 @@ def with_layouts(
         ledger.make()
         adopt(ledger, tasks.values(), retry_failed=False)
     cases: list[Case] = []
-    left_out: list[str] = []
+    left_out: list[Trial] = []
     for number, spec in enumerate(specs):
         progress(number, len(specs), spec.system)
-        case, why = (spec, "") if isinstance(spec, Case) else _tuned(tasks[spec], ledger)
-        if case is None:
-            left_out.append(f"{tasks[spec].label}: {why}")
+        if isinstance(spec, Case):
+            cases.append(spec)
+            continue
+        trial = _tuned(tasks[spec], ledger)
+        if trial.status == "ok" and isinstance(trial.case, Case):
+            cases.append(trial.case)
         else:
-            cases.append(case)
+            left_out.append(trial)
     if not cases:
-        raise BadInput("experiment", left_out[0] if left_out else "", "at least one case for which a layout fits")
+        why = left_out[0].message if left_out else "it has none"
+        raise BadInput("experiment", f"{len(specs)} cases", f"at least one for which a layout fits ({why})")
     return cases, left_out
 
 
-def _tuned(task: Task, ledger: Ledger) -> tuple[Case | None, str]:
+def _tuned(task: Task, ledger: Ledger) -> Trial:
     trial = ledger.trial(task.key)
     if trial is None:
         trial = task.run()
         ledger.commit(task.key, trial)
-    return (trial.case, "") if trial.status == "ok" and isinstance(trial.case, Case) else (None, trial.message)
+    return trial
+
+
+def not_run(trial: Trial) -> Trial:
+    """What stands among measured trials for a case that the simulator has found not to fit."""
+    held = {name: trial.metrics[name] for name in ("peak_memory_bytes", "missing_gib") if name in trial.metrics}
+    return Trial.make(
+        case=trial.case,
+        source="measured",
+        status="infeasible",
+        message=trial.message,
+        metrics=held,
+        command=trial.command,
+        provenance=trial.provenance,
+    )
 
 
 def peak_bytes(case: Case, settings: Settings) -> float | None:

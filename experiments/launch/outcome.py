@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.case import CaseSpec
 from bench.trial import FINISHED, Trial
 from experiments.launch.work import Task
 
@@ -51,3 +52,14 @@ class Outcome:
     @property
     def failed(self) -> list[tuple[Task, Trial]]:
         return [(task, trial) for task, trial in self.trials if trial.status not in FINISHED]
+
+    def middle(self) -> list[Trial]:
+        """One trial a spec: of repeats the one with the middle speed, where any ran."""
+        by_spec: dict[CaseSpec, list[Trial]] = {}
+        for task, trial in self.trials:
+            by_spec.setdefault(task.spec, []).append(trial)
+        found = []
+        for trials in by_spec.values():
+            ran = sorted((t for t in trials if t.status == "ok"), key=lambda t: t.metrics.get("tokens_per_s") or 0.0)
+            found.append(ran[len(ran) // 2] if ran else trials[0])
+        return found

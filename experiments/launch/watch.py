@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.trial import Trial
 from experiments.launch.ledger import Claim, Ledger, replace
 from experiments.launch.locks import Process
 from experiments.launch.outcome import Event, Listener, Outcome
@@ -24,7 +25,11 @@ SWEEP_POLL_S = 2.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run. name: of the sweep. facts: of the Slurm cluster, for the executor ``slurm``."""
+    """What is to be run.
+
+    name: of the sweep. facts: of the Slurm cluster, for the executor ``slurm``. left_out: trials of specs that cannot be
+    run, since no layout fits.
+    """
 
     name: str
     experiment: str
@@ -32,6 +37,7 @@ class Plan:
     site: Site
     pack: bool = False
     facts: ClusterFacts | None = None
+    left_out: Sequence[Trial] = ()
 
 
 class Sweep:

@@ -10,7 +10,7 @@ from bench.errors import BadInput
 from bench.models import Model
 from bench.placement import Group, Placement
 from bench.plan import RECOMPUTE, ActionColumn, Plan
-from bench.system import divisors, require_divides
+from bench.system import divisors, require_divides, worthwhile_copies
 from systems.baselines.interleaved import Turn
 
 
@@ -99,11 +99,14 @@ class Colocated:
         for ep in (n for n in divisors(model.num_experts) if n <= gpus):
             for pp in (n for n in divisors(gpus // ep) if n <= model.num_layers):
                 replicas = gpus // (ep * pp)
-                for mbs, vpp, recompute in product((1, 2), (1, 2, 4), RECOMPUTE):
+                choices = product((1, 2), (1, 2, 4), RECOMPUTE, worthwhile_copies(spec))
+                for mbs, vpp, recompute, copies in choices:
                     num_microbatches, left = divmod(sequences, replicas * ep * mbs)
                     interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0
                     if left == 0 and num_microbatches and (vpp == 1 or interleaves):
-                        yield Layout.make(ep=ep, pp=pp, vpp=vpp, mbs=mbs, replicas=replicas, recompute=recompute)
+                        yield Layout.make(
+                            ep=ep, pp=pp, vpp=vpp, mbs=mbs, replicas=replicas, recompute=recompute, copies=copies
+                        )
 
     def placement(self, case: Case) -> Placement:
         layout, model = case.layout, case.model

@@ -10,9 +10,9 @@ from bench.assumptions import get_assumptions
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.edges import edges
 from bench.placement import Placement
-from bench.plan import Plan
+from bench.plan import RECOMPUTE, Plan
 from bench.predict import costs_of
-from bench.system import divisors
+from bench.system import divisors, worthwhile_copies
 from systems.disagmoe.af_pipe import AFPipe, Duration, parts_of
 from systems.disagmoe.placement import place
 
@@ -41,7 +41,7 @@ class DisagMoE:
                 replicas = gpus // (p * (m + n))
                 if replicas * p * (m + n) < LEAST_USED * gpus or sequences % (replicas * m):
                     continue
-                for mbs, recompute, shared_on in product((1, 2), ("none", "full", "redispatch"), shared):
+                for mbs, recompute, shared_on, copies in product((1, 2), RECOMPUTE, shared, worthwhile_copies(spec)):
                     if sequences % (replicas * m * mbs) == 0:
                         # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
                         for rounds, deferred in ((4, 0), (2, 2), (1, 0)):
@@ -52,6 +52,7 @@ class DisagMoE:
                                 replicas=replicas,
                                 mbs=mbs,
                                 recompute=recompute,
+                                copies=copies,
                                 shared_on=shared_on,
                                 round_length=rounds * p,
                                 deferred_w=deferred * p,

@@ -13,7 +13,7 @@ from conftest import Cluster, Sweep, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 RUN = ("--backend", "run")
-LONG = (*RUN, "--steps", "300")  # seconds, so that there is something to interrupt
+LONG = (*RUN, "--steps", "100")  # seconds, so that there is something to interrupt
 
 
 def test_simulated_cases_go_out_as_arrays_and_only_once(cluster: Cluster, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_cancelled_job_is_final(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_ends_the_run_which_is_tried_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "200", cases=1, ranks=4).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "60", cases=1, ranks=4).begin()
     sweep.wait_for("case-start")
     (rank,) = [process for process in cluster.job_processes() if _is_rank(process, 3)]
     rank.send_signal(signal.SIGKILL)
@@ -164,12 +164,12 @@ def test_job_ids_may_start_again(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["claimed", "submitted", "running"])
 def test_a_killed_sweep_goes_on_where_it_stopped(cluster: Cluster, tmp_path: Path, moment: str) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "100", cases=2).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "40", cases=2).begin()
     jobs = tmp_path / "r" / "launch"
     wanted = {"claimed": "claims/*", "submitted": "jobs/*/submitted", "running": "jobs/*/events.*"}[moment]
     wait_until(lambda: any(jobs.glob(wanted)))
     sweep.kill()
-    again = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "100", cases=2)
+    again = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "40", cases=2)
     again.run()
     again.require_complete()
 

@@ -19,9 +19,7 @@ def specs(quick: bool = False) -> list[Case]:
         Case(
             model=get_model("tiny"),
             cluster=CLUSTER,
-            workload=Workload(
-                seq_len=16, global_batch_tokens=64 * ranks, dtype="fp32", routing="learned", seed=seed
-            ),
+            workload=Workload(seq_len=16, global_batch_tokens=64 * ranks, dtype="fp32", routing="learned", seed=seed),
             system=system,
             layout=_layout(system, ranks),
         )

@@ -185,9 +185,7 @@ def _splits(problem: Problem) -> NDArray[np.int64]:
     return np.stack([shapes[:, 0], problem.data_ranks, shapes[:, 1]], axis=1)
 
 
-def infeasible(
-    problem: Problem, excluded: NDArray[np.bool_] | None = None, without: Collection[str] = ()
-) -> BadInput:
+def infeasible(problem: Problem, excluded: NDArray[np.bool_] | None = None, without: Collection[str] = ()) -> BadInput:
     """Says which constraint cannot hold, alone or with the others, and by how much."""
     open_ = np.ones(len(problem), dtype=bool) if excluded is None else ~excluded
     cluster = problem.spec.cluster
@@ -237,8 +235,9 @@ class _Programme:
         self.limits = [column[self.candidates] for column in held]
         caps = problem.caps[:, self.candidates]
         self.scale = float(caps.min(axis=0).max()) if self.num else 1.0  # rates near 1 suit the solver's tolerances
-        # No candidate is faster than its least cap, so a resource that one does not use may cap it there.
-        self.caps = np.where(np.isfinite(caps), caps, np.nanmax(np.where(np.isfinite(caps), caps, np.nan))) / self.scale
+        finite = np.where(np.isfinite(caps), caps, 0.0)
+        # A resource that a candidate does not use may cap it at the highest cap of all: others are lower.
+        self.caps = np.where(np.isfinite(caps), caps, finite.max(initial=1.0)) / self.scale
         shapes = np.array([(shape.option.expert_ranks) for shape in problem.shapes])
         self.ranks = (problem.data_ranks[self.candidates], shapes[problem.shape[self.candidates]])
         self.size = 1 + self.num * (3 if self.sets else 1)
@@ -256,7 +255,7 @@ class _Programme:
     def _nic_load(self) -> Floats:
         """Share of the step in which the busier side's NICs work, for a tie between candidates of one rate."""
         load = np.zeros(self.size)
-        load[self.places[0]] = 1.0 / self.caps[[_ATTENTION_NICS, _EXPERT_NICS]].min(axis=0)
+        load[self.places[0]] = 1.0 / self.caps[[_ATTENTION_NICS, _EXPERT_NICS]].min(axis=0, initial=np.inf)
         return load
 
     def _per_nic(self, side: int) -> Floats:
@@ -295,8 +294,8 @@ class _Programme:
             low.append(-np.inf)
             high.append(1.0)
         for resource in range(len(RESOURCES)):
-            side = (_ATTENTION_NICS, _EXPERT_NICS).index(resource) if resource in (_ATTENTION_NICS, _EXPERT_NICS) else -1
-            if self.sets and side >= 0:
+            side = {_ATTENTION_NICS: 0, _EXPERT_NICS: 1}.get(resource)
+            if self.sets and side is not None:
                 lines.append(row((self.places[1 + side], -self._per_nic(side)), rate=1.0))
             else:
                 lines.append(row((x, -self.caps[resource]), rate=1.0))
@@ -326,7 +325,7 @@ class _Programme:
             constraints=self.rows,
             integrality=integral,
             bounds=Bounds(np.zeros(self.size), self.most),
-            # The rows are tight as they are; on thousands of columns HiGHS's presolve takes 40 times as long as the rest.
+            # The rows are tight as they are; HiGHS's presolve takes 40 times as long as the rest on 4,000 candidates.
             options={"time_limit": time_limit_s, "mip_rel_gap": RATE_TOLERANCE / 10, "presolve": False},
         )
 

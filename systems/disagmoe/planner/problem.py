@@ -99,9 +99,7 @@ class Latency(NamedTuple):
     def of(self, tokens: float, attention: int, expert: int) -> float:
         """Of a micro-batch of `tokens` a data rank."""
         more = attention / expert
-        return tokens * (
-            self.attention_s + self.expert_s * more + max(self.transfer_s, self.expert_transfer_s * more)
-        )
+        return tokens * (self.attention_s + self.expert_s * more + max(self.transfer_s, self.expert_transfer_s * more))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +112,7 @@ class Problem:
         num_gpus: GPUs used.
         in_flight: micro-batches that memory holds, at most 4 p and all there are.
         caps: steps/s that each resource allows.
-        attention_bytes, expert_bytes: of a rank with one micro-batch in flight: state, activations, what passes through.
+        attention_bytes, expert_bytes: of a rank with one micro-batch in flight: state, activations, buffers.
         attention_kept, expert_kept: of one micro-batch's activations alone.
         mixed: whether every node can hold attention and expert ranks in equal parts.
     """

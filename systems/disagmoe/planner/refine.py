@@ -4,6 +4,7 @@ The programme knows rates, not order: how rounds, deferred weight gradients and 
 simulated (or measured) step to say. A neighbour differs in one choice, or moves GPUs between two of them.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -193,6 +194,14 @@ class _Walk:
         self._note(found)
         if self.progress is not None:
             self.progress(self.evaluations, self.budget or 0, change)
+        if (
+            found.status == "infeasible"
+            and layout.round_length > 1
+            and (found.step_time_s or 0.0) < (best_s or math.inf)
+        ):
+            # Fast enough, but too much in flight.
+            shorter = layout.model_copy(update={"round_length": layout.round_length // 2})
+            return self.visit(shorter, f"{change}, round_length={shorter.round_length}")
         if found.status != "ok" or found.step_time_s is None:
             return False
         if best_s is not None and found.step_time_s >= best_s * (1 - MORE_THAN_NOTHING):

@@ -1,0 +1,355 @@
+"""Why this split: the allocation, what binds it, what the next best loses, and what would change the answer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from bench.assumptions import Assumptions
+from bench.case import Case, CaseSpec, Layout
+from bench.errors import BadInput
+from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, allocate, alternatives, by_groups
+from systems.disagmoe.planner.problem import Choices, problem
+from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Evaluate, Refinement, Try, refine
+
+GIB = 2**30
+NUM_SEEDS = 3
+NUM_ALTERNATIVES = 4
+MOST_NODES_FACTOR = 64
+Progress = Callable[[int, int, str], None]
+
+
+class Table(NamedTuple):
+    """Rows for people and for JSON."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+class WhatIf(NamedTuple):
+    """The allocation under another condition; None where there is none."""
+
+    condition: str
+    allocation: Allocation | None
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """A plan's reasons.
+
+    Args:
+        allocation: the programme's optimum; `others`: the next best splits.
+        what_ifs: the same programme under other conditions.
+        nic_sets: the optimum with NIC sets, None where no candidate's nodes can hold both kinds of ranks.
+        refinement: the search from the programme's seeds; None if it was not asked for.
+        source: what the refinement's times are: simulated or measured.
+    """
+
+    spec: CaseSpec
+    allocation: Allocation
+    others: tuple[Allocation, ...]
+    what_ifs: tuple[WhatIf, ...]
+    nic_sets: Allocation | None
+    refinement: Refinement | None
+    source: str
+
+    @property
+    def layout(self) -> Layout:
+        """The layout to use: the refined one, or the programme's."""
+        best = self.best
+        return self.allocation.layout if best is None else best.layout
+
+    @property
+    def best(self) -> Try | None:
+        return None if self.refinement is None else self.refinement.best
+
+    def sentences(self) -> list[str]:
+        """In words, most important first."""
+        best, chosen = self.best, self.allocation
+        said = [_split_in_words(self.layout, self.spec.cluster.num_gpus), *_binding_in_words(chosen)]
+        said.append(
+            f"The programme's step takes {chosen.step_s:.4g} s; no allocation of this model is proven faster than "
+            f"{1 / chosen.most_steps_per_s:.4g} s (gap {100 * chosen.gap:.2g} %"
+            f"{'' if chosen.proven else '; the solver ran out of time, this is its best so far'})."
+        )
+        if best is not None and best.step_time_s is not None:
+            said.append(_refined_in_words(best, self.refinement, chosen, self.source))
+        elif self.refinement is not None:
+            said.append("No neighbour of the programme's splits fits in memory when it is simulated.")
+        if self.others:
+            other = self.others[0]
+            loss = 100 * (other.step_s / chosen.step_s - 1)
+            said.append(f"The next best split is {_short(other)} and loses {loss:.1f} % (by the programme).")
+        said.append(_memory_in_words(chosen, best))
+        said += [_what_if_in_words(each, chosen) for each in self.what_ifs]
+        if self.nic_sets is not None:
+            said.append(_sets_in_words(self.nic_sets, chosen))
+        return said
+
+    def tables(self) -> list[Table]:
+        chosen = self.allocation
+        found = [
+            Table(
+                "what a step keeps busy, by the programme",
+                ["resource", "seconds", "of the step", "binding"],
+                [
+                    [name, busy, f"{100 * busy / chosen.step_s:.0f} %", "yes" if name in chosen.binding else "no"]
+                    for name, busy in chosen.seconds.items()
+                    if busy
+                ],
+            ),
+            Table(
+                "splits, by the programme",
+                ["p", "M:N", "replicas", "GPUs", "recompute", "copies", "step s", "loses", "bound by"],
+                [_split_row(each, chosen) for each in (chosen, *self.others)],
+            ),
+            Table(
+                "what would change the answer",
+                ["if", "p", "M:N", "replicas", "step s", "bound by"],
+                [[w.condition, *_what_if_row(w.allocation)] for w in self.what_ifs],
+            ),
+        ]
+        if self.refinement is not None:
+            found.append(
+                Table(
+                    f"refinement ({self.source})",
+                    ["move", "step s", "bound s", "GiB a GPU", "layout"],
+                    [_try_row(each) for each in self.refinement.path],
+                )
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {
+            "layout": self.layout.model_dump(mode="json"),
+            "sentences": self.sentences(),
+            "allocation": _plain(self.allocation),
+            "others": [_plain(each) for each in self.others],
+            "what_ifs": [
+                {"condition": w.condition, "allocation": None if w.allocation is None else _plain(w.allocation)}
+                for w in self.what_ifs
+            ],
+            "nic_sets": None if self.nic_sets is None else _plain(self.nic_sets),
+            "refinement": None if self.refinement is None else _plain_refinement(self.refinement, self.source),
+        }
+
+
+def explain(
+    spec: CaseSpec,
+    assumptions: Assumptions,
+    *,
+    choices: Choices | None = None,
+    refinement: bool = True,
+    evaluate: Evaluate | None = None,
+    budget: int | None = DEFAULT_BUDGET,
+    time_limit_s: float = DEFAULT_LIMIT_S,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Plans a spec and says why. Of a case, its layout is one more seed of the refinement.
+
+    Args:
+        evaluate: how the refinement times a step (for example by running it); simulation if not given.
+        budget: most evaluations of the refinement.
+        time_limit_s: of each programme.
+    Raises:
+        BadInput: a cluster too small for the model, with what is missing and what would fit.
+    """
+    chosen = choices or Choices()
+    programme = problem(spec, assumptions, chosen)
+    try:
+        best, *others = alternatives(programme, NUM_ALTERNATIVES, time_limit_s=time_limit_s)
+    except BadInput as error:
+        raise _with_what_fits(error, spec, assumptions, chosen) from None
+    found = None
+    if refinement:
+        seeds = [best.layout, *(each.layout for each in by_groups(programme, time_limit_s=time_limit_s)[:NUM_SEEDS])]
+        seeds += [spec.layout] if isinstance(spec, Case) else []
+        found = refine(spec, seeds, assumptions, evaluate=evaluate, budget=budget, progress=progress)
+    return Explanation(
+        spec,
+        best,
+        tuple(others),
+        tuple(_what_ifs(spec, assumptions, chosen, time_limit_s)),
+        _nic_sets(spec, assumptions, chosen, time_limit_s),
+        found,
+        "simulated" if evaluate is None else "measured",
+    )
+
+
+def _what_ifs(
+    spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float
+) -> list[WhatIf]:
+    """Twice and half the sequence length at the same number of tokens; twice and half the NICs' speed."""
+    found = []
+    for condition, changed in _conditions(spec):
+        try:
+            allocation = allocate(problem(changed, assumptions, choices), time_limit_s=time_limit_s)
+        except BadInput:
+            allocation = None
+        found.append(WhatIf(condition, allocation))
+    return found
+
+
+def _conditions(spec: CaseSpec) -> list[tuple[str, CaseSpec]]:
+    workload, cluster = spec.workload, spec.cluster
+    found = []
+    for length in (workload.seq_len * 2, workload.seq_len // 2):
+        if length >= 2 and workload.global_batch_tokens % length == 0:
+            changed = workload.model_copy(update={"seq_len": length})
+            found.append((f"sequences have {length} tokens", spec.model_copy(update={"workload": changed})))
+    if cluster.num_nodes > 1:
+        for word, factor in (("twice", 2.0), ("half", 0.5)):
+            other = cluster.model_copy(update={"nic_bytes_per_s": cluster.nic_bytes_per_s * factor})
+            found.append((f"NICs are {word} as fast", spec.model_copy(update={"cluster": other})))
+    return found
+
+
+def _nic_sets(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> Allocation | None:
+    if spec.cluster.num_nodes == 1:
+        return None
+    try:
+        return allocate(problem(spec, assumptions, replace(choices, nics="sets")), time_limit_s=time_limit_s)
+    except BadInput:
+        return None
+
+
+def _with_what_fits(error: BadInput, spec: CaseSpec, assumptions: Assumptions, choices: Choices) -> BadInput:
+    """The error, with the smallest multiple of the cluster (by doubling) that has an allocation."""
+    if error.field != "cluster":
+        return error
+    factor = 2
+    while factor <= MOST_NODES_FACTOR:
+        cluster = spec.cluster.model_copy(update={"num_nodes": spec.cluster.num_nodes * factor})
+        try:
+            fits = allocate(problem(spec.model_copy(update={"cluster": cluster}), assumptions, choices))
+        except BadInput:
+            factor *= 2
+            continue
+        size = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs"
+        return BadInput(error.field, error.value, f"{error.allowed}; {size} would fit ({_short(fits)})")
+    return error
+
+
+def _short(allocation: Allocation) -> str:
+    layout = allocation.layout
+    return f"p={layout.groups} M:N={layout.attention_ranks}:{layout.expert_ranks}"
+
+
+def _split_in_words(layout: Layout, num_gpus: int) -> str:
+    m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
+    replicas = layout.replicas or 1
+    used = replicas * p * (m + n)
+    return (
+        f"{m} attention and {n} expert GPUs in each of {p} groups, {replicas} replica{'s' * (replicas > 1)}: "
+        f"{used} of {num_gpus} GPUs, rounds of {layout.round_length} micro-batches, recompute={layout.recompute}, "
+        f"copies={layout.copies}."
+    )
+
+
+def _binding_in_words(chosen: Allocation) -> list[str]:
+    busy = chosen.seconds
+    said = []
+    for side in ("attention", "expert"):
+        own = {name.removeprefix(f"{side} "): s for name, s in busy.items() if name.startswith(side) and s}
+        first = max(own, key=lambda name: own[name])
+        rest = ", ".join(f"{name} {s:.4g} s" for name, s in own.items() if name != first)
+        who = "Attention" if side == "attention" else "Experts"
+        are = "is" if side == "attention" else "are"
+        said.append(f"{who} {are} bound by {first} ({own[first]:.4g} s a step{'; ' + rest if rest else ''}).")
+    said.append(f"What binds the step: {' and '.join(chosen.binding)}.")
+    return said
+
+
+def _refined_in_words(best: Try, refinement: Refinement | None, chosen: Allocation, source: str) -> str:
+    tried = 0 if refinement is None else refinement.num_evaluated
+    ended = "no neighbour is faster" if refinement is not None and refinement.complete else "the budget ended the search"
+    rate = 100 * chosen.step_s / (best.step_time_s or chosen.step_s)
+    return (
+        f"{source.capitalize()}, the refined step takes {best.step_time_s:.4g} s: {rate:.0f} % of the programme's rate; "
+        f"{tried} layouts were {source}, and {ended}."
+    )
+
+
+def _memory_in_words(chosen: Allocation, best: Try | None) -> str:
+    have = chosen.problem.spec.cluster.gpu.memory_bytes / GIB
+    left = [have - held / GIB for held in chosen.memory_bytes]
+    count = chosen.layout.round_length
+    said = (
+        f"With one micro-batch in flight {left[0]:.1f} GiB of an attention GPU and {left[1]:.1f} GiB of an expert GPU "
+        f"are left of {have:.1f}; that holds {count} micro-batch{'es' * (count > 1)} in flight."
+    )
+    if best is not None and best.peak_memory_bytes:
+        said += f" The refined step's fullest GPU has {have - best.peak_memory_bytes / GIB:.1f} GiB left."
+    return said
+
+
+def _what_if_in_words(what_if: WhatIf, chosen: Allocation) -> str:
+    other = what_if.allocation
+    if other is None:
+        return f"If {what_if.condition}: nothing fits."
+    same = _short(other) == _short(chosen)
+    split = "the split stays" if same else f"the split becomes {_short(other)}"
+    return f"If {what_if.condition}: {split}, {other.step_s:.4g} s a step, bound by {' and '.join(other.binding)}."
+
+
+def _sets_in_words(sets: Allocation, chosen: Allocation) -> str:
+    gain = chosen.step_s / sets.step_s - 1
+    if gain <= 1e-3:
+        return "Dealing the NICs of a node to its attention and expert GPUs otherwise than one each gains nothing."
+    a, f = sets.nics
+    return (
+        f"NICs dealt {a:.0f}:{f:.0f} to a pair of groups of {_short(sets)} would gain {100 * gain:.1f} % (simulated only: "
+        "no transport here gives a rank a set of NICs)."
+    )
+
+
+def _split_row(each: Allocation, chosen: Allocation) -> list[object]:
+    layout = each.layout
+    loses = f"{100 * (each.step_s / chosen.step_s - 1):.1f} %"
+    ratio = f"{layout.attention_ranks}:{layout.expert_ranks}"
+    row: list[object] = [layout.groups, ratio, layout.replicas, each.num_gpus, layout.recompute, layout.copies]
+    return [*row, each.step_s, loses, ", ".join(each.binding)]
+
+
+def _what_if_row(each: Allocation | None) -> list[object]:
+    if each is None:
+        return [None, None, None, None, "nothing fits"]
+    layout = each.layout
+    ratio = f"{layout.attention_ranks}:{layout.expert_ranks}"
+    return [layout.groups, ratio, layout.replicas, each.step_s, ", ".join(each.binding)]
+
+
+def _try_row(each: Try) -> list[object]:
+    peak = None if each.peak_memory_bytes is None else each.peak_memory_bytes / GIB
+    return [each.change, each.step_time_s, each.bound_s, peak, str(each.layout)]
+
+
+def _plain(each: Allocation) -> dict[str, Any]:
+    return {
+        "layout": each.layout.model_dump(mode="json"),
+        "step_s": each.step_s,
+        "bound_s": 1.0 / each.most_steps_per_s,
+        "gap": each.gap,
+        "proven": each.proven,
+        "solve_s": each.solve_s,
+        "binding": list(each.binding),
+        "busy_s": dict(each.seconds),
+        "num_gpus": each.num_gpus,
+        "nics": {"attention": each.nics[0], "expert": each.nics[1], "simulated_only": each.problem.choices.nics == "sets"},
+        "mfu_of_used": each.mfu(),
+        "mfu_of_allocated": each.mfu(each.problem.spec.cluster.num_gpus),
+        "memory_bytes": {"attention": each.memory_bytes[0], "expert": each.memory_bytes[1]},
+    }
+
+
+def _plain_refinement(found: Refinement, source: str) -> dict[str, Any]:
+    def plain(each: Try) -> dict[str, Any]:
+        return {**vars(each), "layout": each.layout.model_dump(mode="json")}
+
+    return {
+        "source": source,
+        "complete": found.complete,
+        "path": [plain(each) for each in found.path],
+        "tried": [plain(each) for each in found.tried],
+    }

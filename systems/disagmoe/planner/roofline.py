@@ -1,0 +1,197 @@
+"""The compute-communication roofline: what a GPU of each side computes for a byte it sends, and what that allows.
+
+Intensity is model FLOPs over bytes sent, of a token's way forth and back through one mean mixture layer. The ridge is
+the rate of computation over the rate of a GPU's own NICs: left of it the network decides, right of it the GPU. The
+colocated point is the aggregated system: attention and experts share GPUs, hence one ratio of work to bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.assumptions import Assumptions
+from bench.case import CaseSpec, Workload
+from bench.clusters import Cluster
+from bench.errors import BadInput
+from bench.models import Model
+from systems.disagmoe.planner.tokens import (
+    NIC_RECEIVE,
+    NIC_SEND,
+    NVLINK_RECEIVE,
+    NVLINK_SEND,
+    Option,
+    Side,
+    token_costs,
+)
+
+SIDES = ("attention", "expert", "colocated")
+DEFAULT_EXPERT_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Point:
+    """One side of one model at one sequence length, per token and mean mixture layer, forward and backward.
+
+    Args:
+        side: attention, expert, or colocated (both on the same GPUs).
+        top_k, copies, expert_ranks: what the bytes depend on.
+        flops, sent_bytes: a token's, all ranks of the side together.
+        compute_flops_per_s: rate of the side's kernels, communication left out.
+        link_bytes_per_s: rate at which a GPU's own links take what is sent; NICs, or NVLink on one node.
+    """
+
+    model: str
+    seq_len: int
+    side: str
+    top_k: int
+    copies: str
+    expert_ranks: int
+    flops: float
+    sent_bytes: float
+    compute_flops_per_s: float
+    link_bytes_per_s: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte sent."""
+        return self.flops / self.sent_bytes
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte at which computation and network take equally long."""
+        return self.compute_flops_per_s / self.link_bytes_per_s
+
+    @property
+    def attainable_flops_per_s(self) -> float:
+        """min(rate of computation, intensity x rate of the links), of one GPU."""
+        return min(self.compute_flops_per_s, self.intensity * self.link_bytes_per_s)
+
+    @property
+    def position(self) -> float:
+        """Intensity over the ridge: below 1 the network decides."""
+        return self.intensity / self.ridge
+
+    @property
+    def bound_by(self) -> str:
+        return "network" if self.position < 1 else "compute"
+
+
+def roofline(
+    model: Model,
+    cluster: Cluster,
+    seq_lens: Sequence[int],
+    assumptions: Assumptions,
+    *,
+    top_ks: Sequence[int] = (),
+    copies: Sequence[str] = ("rank",),
+    expert_ranks: int | None = None,
+    dtype: str = "bf16",
+) -> list[Point]:
+    """Points of every length, top-k (the model's own if none is given), way of copying, and side.
+
+    Args:
+        expert_ranks: N, or the ranks of a colocated group; 16, or as many as divide the experts.
+    Raises:
+        BadInput: lengths that are not positive or not ascending; a model, rank number or dtype that cannot be.
+    """
+    check_lengths(seq_lens)
+    found = []
+    for top_k in top_ks or (model.top_k,):
+        shape = Model.from_fields({**model.model_dump(), "top_k": top_k})
+        ranks = _ranks(shape, expert_ranks)
+        for way in copies:
+            for seq_len in seq_lens:
+                workload = Workload.make(seq_len=seq_len, global_batch_tokens=seq_len, dtype=dtype)
+                spec = CaseSpec.make(model=shape, cluster=cluster, workload=workload, system="any")
+                found += _points(spec, ranks, way, assumptions)
+    return found
+
+
+def check_lengths(seq_lens: Sequence[int]) -> None:
+    """Raises BadInput where there is none, or they are not positive and ascending."""
+    if not seq_lens:
+        raise BadInput("seq-len", "", "at least one sequence length")
+    if min(seq_lens) < 1:
+        raise BadInput("seq-len", min(seq_lens), "a positive number of tokens")
+    if any(later <= earlier for earlier, later in zip(seq_lens, seq_lens[1:], strict=False)):
+        raise BadInput("seq-len", ",".join(map(str, seq_lens)), "ascending sequence lengths, each once")
+
+
+def _ranks(model: Model, asked: int | None) -> int:
+    if asked is None:
+        return max(n for n in range(1, DEFAULT_EXPERT_RANKS + 1) if model.num_experts % n == 0)
+    if asked < 1 or model.num_experts % asked:
+        raise BadInput("expert_ranks", asked, f"a divisor of the {model.num_experts} experts of {model.name}")
+    return asked
+
+
+def _points(spec: CaseSpec, ranks: int, copies: str, assumptions: Assumptions) -> Iterator[Point]:
+    costs = token_costs(spec, Option(ranks, copies=copies), assumptions)
+    mixture = np.array([not spec.model.is_dense(layer) for layer in range(spec.model.num_layers)])
+    totals = [_Totals.of(side, mixture) for side in (costs.attention, costs.expert)]
+    totals.append(_together(*totals, spec.cluster, ranks))
+    for side, total in zip(SIDES, totals, strict=True):
+        yield Point(
+            spec.model.name,
+            spec.workload.seq_len,
+            side,
+            spec.model.top_k,
+            copies,
+            ranks,
+            total.flops,
+            total.sent_bytes,
+            total.flops / total.compute_s,
+            total.sent_bytes / total.link_s,
+        )
+
+
+def _together(attention: "_Totals", expert: "_Totals", cluster: Cluster, ranks: int) -> "_Totals":
+    """Both sides on the same `ranks`, packed into nodes.
+
+    The residual stays. Of an exchange inside one group, what stays in the node does not cross a NIC; where the group is
+    within a node, its links are NVLink, over which only what stays on its rank does not go.
+    """
+    flops, compute_s = attention.flops + expert.flops, attention.compute_s + expert.compute_s
+    sent = attention.sent_bytes - attention.residual_bytes + expert.sent_bytes
+    link_s = attention.link_s - attention.residual_s + expert.link_s
+    on_node = min(ranks, cluster.gpus_per_node)
+    if cluster.num_nodes > 1 and ranks > on_node:
+        away = 1.0 - on_node / ranks
+    else:
+        away = 1.0 - 1.0 / ranks if ranks > 1 else 1.0
+        if cluster.num_nodes > 1:
+            link_s *= cluster.nic_bytes_per_s_per_gpu / cluster.gpu.nvlink_bytes_per_s
+    return _Totals(flops, sent * away, compute_s, link_s * away, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Sums over a mean mixture layer. link_s: of the direction that takes longer."""
+
+    flops: float
+    sent_bytes: float
+    compute_s: float
+    link_s: float
+    residual_bytes: float
+    residual_s: float
+
+    @classmethod
+    def of(cls, side: Side, mixture: np.ndarray) -> "_Totals":
+        def mean(column: np.ndarray) -> float:
+            return float(column[..., :-1][..., mixture].mean())
+
+        def busiest(ports: np.ndarray) -> float:
+            nic = max(mean(ports[NIC_SEND]), mean(ports[NIC_RECEIVE]))
+            return nic or max(mean(ports[NVLINK_SEND]), mean(ports[NVLINK_RECEIVE]))
+
+        link_s, residual_s = busiest(side.port_s), busiest(side.moving_port_s)
+        sent = mean(side.sent_bytes)
+        return cls(
+            mean(side.flops),
+            sent,
+            mean(side.compute_s),
+            link_s,
+            sent * residual_s / link_s if link_s else 0.0,
+            residual_s,
+        )

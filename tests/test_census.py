@@ -1,0 +1,39 @@
+"""Counting layers alike gives the same sums as looking at every one."""
+
+from hypothesis import given, settings
+
+from bench.action import COMPUTE, Action
+from bench.assumptions import get_assumptions
+from bench.case import Case
+from bench.census import census
+from bench.edges import edges
+from bench.predict import costs_of
+from bench.system import plan_of
+from tests.cases import cases
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_a_census_counts_every_action_once(case: Case) -> None:
+    plan = plan_of(case)
+    every = {e for edge in edges(case.model, plan.placement, plan.recompute) for e in edge[:3] if isinstance(e, Action)}
+    apart = census(case.model, plan.placement, plan.recompute, layers_alike=False)
+    assert apart == dict.fromkeys(every, 1)
+    together = census(case.model, plan.placement, plan.recompute, layers_alike=True)
+    assert sum(together.values()) == len(every)
+    assert together.keys() <= every
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_actions_counted_together_cost_the_same(case: Case) -> None:
+    plan = plan_of(case)
+    costs = costs_of(case, plan.placement, get_assumptions("h200-measured"))
+    for alike in (True, False):
+        total = {group.name: 0.0 for group in plan.placement.groups}
+        for action, times in census(case.model, plan.placement, plan.recompute, layers_alike=alike).items():
+            if action.kind in COMPUTE:
+                total[plan.placement.home(action.kind, action.layer)] += times * float(costs.seconds(action).sum())
+        if alike:
+            together = total
+    assert all(abs(together[name] - total[name]) <= 1e-9 * total[name] for name in total)

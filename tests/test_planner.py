@@ -1,0 +1,288 @@
+"""The planner: the programme against exhaustive search, its coefficients against the cost model, and what it refuses."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.assumptions import get_assumptions
+from bench.bound import placement_bound
+from bench.case import CaseSpec, Layout, Workload
+from bench.clusters import get_cluster
+from bench.errors import BadInput
+from bench.flops import part_flops
+from bench.models import get_model
+from bench.predict import costs_of
+from bench.tune import tune
+from systems.disagmoe.placement import place
+from systems.disagmoe.planner.allocation import allocate, alternatives, by_groups
+from systems.disagmoe.planner.explain import explain
+from systems.disagmoe.planner.problem import RESOURCES, Choices, Problem, problem
+from systems.disagmoe.planner.refine import neighbours, refine
+from systems.disagmoe.planner.roofline import roofline
+from systems.disagmoe.planner.tokens import Option, token_costs
+
+ASSUMED = get_assumptions("datasheet")
+
+
+def spec(model: str = "tiny", cluster: str = "h800x1", sequences: int = 16, seq_len: int = 64) -> CaseSpec:
+    return CaseSpec(
+        model=get_model(model),
+        cluster=get_cluster(cluster),
+        workload=Workload(seq_len=seq_len, global_batch_tokens=sequences * seq_len),
+        system="disagmoe",
+    )
+
+
+def fits(programme: Problem) -> np.ndarray:
+    """Candidates within GPUs and memory, by direct comparison."""
+    cluster = programme.spec.cluster
+    memory = np.maximum(programme.attention_bytes, programme.expert_bytes)
+    return (programme.num_gpus <= cluster.num_gpus) & (memory <= cluster.gpu.memory_bytes)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> CaseSpec:
+    return spec(
+        draw(st.sampled_from(["tiny", "tiny-shared", "qwen3-30b", "deepseek-moe-16b"])),
+        draw(st.sampled_from(["h800x1", "h800x2", "a100x4"])),
+        draw(st.sampled_from([6, 16, 60])),
+        draw(st.sampled_from([64, 1024])),
+    )
+
+
+@settings(max_examples=12)
+@given(specs(), st.sampled_from(["any", "nodes"]))
+def test_the_programme_finds_what_exhaustive_search_finds(case: CaseSpec, tiling: str) -> None:
+    programme = problem(case, ASSUMED, Choices(tiling=tiling, recompute=("none", "full"), groups=(1, 2, 3)))
+    allowed = fits(programme)
+    if not allowed.any():
+        with pytest.raises(BadInput, match="cluster"):
+            allocate(programme)
+        return
+    rates = np.where(allowed, programme.caps.min(axis=0), 0.0)
+    found = allocate(programme)
+    assert allowed[found.candidate]
+    assert found.proven
+    assert math.isclose(found.steps_per_s, rates.max(), rel_tol=1e-5)
+    assert found.gap <= 1e-5
+    # Among those of the same rate, none uses fewer GPUs.
+    ties = rates >= rates.max() * (1 - 1e-7)
+    assert found.num_gpus <= programme.num_gpus[ties].min()
+    assert found.binding
+    assert max(found.seconds.values()) == pytest.approx(found.step_s)
+
+
+def test_nic_sets_are_dealt_as_exhaustive_search_deals_them() -> None:
+    programme = problem(spec("qwen3-30b", "h800x4", 64, 4096), ASSUMED, Choices(nics="sets", recompute=("full",)))
+    best = 0.0
+    rows = [RESOURCES.index("attention NICs"), RESOURCES.index("expert NICs")]
+    for j in np.flatnonzero(fits(programme) & programme.mixed):
+        m, n = int(programme.data_ranks[j]), programme.shapes[programme.shape[j]].option.expert_ranks
+        others = np.delete(programme.caps[:, j], rows).min()
+        for a in range(1, m + n):
+            nics = min(programme.caps[rows[0], j] * a / m, programme.caps[rows[1], j] * (m + n - a) / n)
+            best = max(best, min(others, nics))
+    found = allocate(programme)
+    assert math.isclose(found.steps_per_s, best, rel_tol=1e-5)
+    m, n = found.layout.attention_ranks, found.layout.expert_ranks
+    assert sum(found.nics) <= m + n
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "recompute"),
+    [("qwen3-30b", 4, "none"), ("deepseek-moe-16b", 3, "full"), ("gpt-oss-120b", 4, "redispatch")],
+)
+def test_coefficients_are_those_of_the_cost_model(model: str, groups: int, recompute: str) -> None:
+    """Seconds of a micro-batch on the busiest group, against the bound of the whole placement."""
+    case = spec(model, "h800x16", 64, 4096)
+    option = Option(8, recompute=recompute)
+    layout = Layout.make(attention_ranks=8, expert_ranks=8, groups=groups, recompute=recompute, replicas=1)
+    placement = place(case.model, layout)
+    costs = costs_of(case.with_layout(layout), placement, ASSUMED)
+    exact = placement_bound(placement, costs, 1)
+    token = token_costs(case, option, ASSUMED)
+
+    def busiest(column: np.ndarray, head: bool) -> float:
+        sums = np.zeros(groups)
+        for slot, value in enumerate(column if head else column[:-1]):
+            sums[slot % groups] += value
+        return float(sums.max()) * case.workload.seq_len
+
+    attention, expert = token.attention, token.expert
+    compute = [busiest(attention.compute_s, True), busiest(expert.compute_s, False)]
+    assert max(compute) <= exact.compute_s * (1 + 1e-9)
+    update = max(costs.update_s(group.name) for group in placement.groups)
+    assert max(compute) == pytest.approx(exact.compute_s, abs=update * 1.01)
+    nic = [busiest(side.port_s[port], True) for side in (attention, expert) for port in (0, 2)]
+    assert max(nic) == pytest.approx(exact.nic_s, rel=1e-9)
+
+
+def test_a_big_cluster_is_solved_to_the_end() -> None:
+    found = allocate(problem(spec("qwen3-30b", "h800x256", 1024, 4096), ASSUMED))
+    assert found.proven
+    assert found.gap <= 1e-5
+    assert found.num_gpus <= 2048
+
+
+def test_the_next_best_are_other_splits_and_never_better() -> None:
+    found = alternatives(problem(spec(cluster="h800x2"), ASSUMED), 4)
+    assert [a.step_s for a in found] == sorted(a.step_s for a in found)
+    splits = {(a.layout.groups, a.layout.attention_ranks, a.layout.expert_ranks) for a in found}
+    assert len(splits) == len(found) == 4
+
+
+def test_every_number_of_groups_has_its_own_best() -> None:
+    programme = problem(spec(cluster="h800x2"), ASSUMED)
+    found = by_groups(programme)
+    assert {a.layout.groups for a in found} == {shape.groups for shape in programme.shapes}
+    assert found[0].step_s == pytest.approx(allocate(programme).step_s)
+
+
+def test_more_network_never_slows_the_optimum() -> None:
+    slow = spec("qwen3-30b", "h800x4", 64, 1024)
+    fast_cluster = slow.cluster.model_copy(update={"nic_bytes_per_s": slow.cluster.nic_bytes_per_s * 4})
+    fast = slow.model_copy(update={"cluster": fast_cluster})
+    assert allocate(problem(fast, ASSUMED)).step_s <= allocate(problem(slow, ASSUMED)).step_s
+
+
+def test_long_sequences_move_gpus_to_attention() -> None:
+    """The paper's claim for the split, at the same number of tokens."""
+    few = Choices(recompute=("none",), copies=("node",), groups=(4,))
+    ratios = []
+    for seq_len in (1024, 131072):
+        case = spec("qwen3-30b", "b200x16", (1 << 24) // seq_len, seq_len)
+        roomy = case.cluster.gpu.model_copy(update={"memory_bytes": 1 << 44})
+        case = case.model_copy(update={"cluster": case.cluster.model_copy(update={"gpu": roomy})})
+        layout = allocate(problem(case, ASSUMED, few)).layout
+        ratios.append(layout.attention_ranks / layout.expert_ranks)
+    assert ratios[1] > ratios[0]
+
+
+def test_a_cluster_that_is_too_small_says_what_is_missing_and_what_fits() -> None:
+    with pytest.raises(BadInput, match=r"expert memory constraint cannot hold.*GiB more.*nodes of 8 GPUs would fit"):
+        explain(spec("qwen3-30b", "h800x1", 64, 4096), ASSUMED)
+    one = spec(cluster="h200x1gpu")
+    with pytest.raises(BadInput, match=r"at least 2 GPUs"):
+        allocate(problem(one, ASSUMED))
+
+
+def test_a_solver_without_time_is_refused_and_one_with_little_says_so() -> None:
+    programme = problem(spec("qwen3-30b", "h800x64", 1024, 4096), ASSUMED)
+    with pytest.raises(BadInput, match="time_limit_s"):
+        allocate(programme, time_limit_s=0)
+    try:
+        found = allocate(programme, time_limit_s=1e-6)
+    except BadInput as error:
+        assert error.field == "time_limit_s"
+    else:
+        assert found.steps_per_s <= found.most_steps_per_s
+
+
+@pytest.mark.parametrize(("field", "value"), [("tiling", "halves"), ("nics", "all")])
+def test_unknown_choices_are_refused(field: str, value: str) -> None:
+    with pytest.raises(BadInput, match=field):
+        Choices(**{field: value})
+
+
+def test_neighbours_can_all_be_planned() -> None:
+    case = spec("tiny-shared", "h800x2")
+    start = allocate(problem(case, ASSUMED)).layout
+    near = list(neighbours(case, start))
+    assert len({layout for layout, _ in near}) == len(near) > 5
+    for layout, _ in near:
+        used = (layout.replicas or 1) * layout.groups * (layout.attention_ranks + layout.expert_ranks)
+        assert used <= case.cluster.num_gpus
+        place(case.model, layout).validate()
+
+
+def test_refinement_is_as_good_as_the_full_grid() -> None:
+    case = spec()
+    seeds = [each.layout for each in by_groups(problem(case, ASSUMED))]
+    found = refine(case, seeds, ASSUMED, budget=None)
+    grid = tune(case, ASSUMED, budget=None)
+    assert found.complete
+    assert found.best is not None and found.best.step_time_s is not None and grid.best is not None
+    assert found.best.step_time_s <= 1.02 * grid.best.metrics.step_time_s
+    times = [each.step_time_s or 0.0 for each in found.path]
+    assert all(later < earlier for earlier, later in itertools.pairwise(times))
+
+
+def test_a_refinement_keeps_its_budget_and_says_so() -> None:
+    case = spec()
+    found = refine(case, [each.layout for each in by_groups(problem(case, ASSUMED))], ASSUMED, budget=3)
+    assert found.num_evaluated == 3
+    assert not found.complete
+    with pytest.raises(BadInput, match="seeds"):
+        refine(case, [], ASSUMED)
+
+
+def test_an_explanation_names_what_binds_and_goes_into_json() -> None:
+    found = explain(spec("qwen3-30b", "h800x2", 32, 1024), ASSUMED, budget=2)
+    said = " ".join(found.sentences())
+    assert found.allocation.binding[0] in said
+    assert "next best split" in said
+    assert "NICs are half as fast" in said
+    content = json.loads(json.dumps(found.to_json()))
+    assert content["allocation"]["binding"] == list(found.allocation.binding)
+    assert content["refinement"]["source"] == "simulated"
+    assert [table.title for table in found.tables()][-1] == "refinement (simulated)"
+
+
+@pytest.mark.parametrize("model", ["qwen3-235b", "gpt-oss-120b", "deepseek-moe-16b"])
+def test_roofline_flops_are_the_one_count(model: str) -> None:
+    shape = get_model(model)
+    for point in roofline(shape, get_cluster("h800x16"), (4096,), ASSUMED):
+        names = {"attention": ("attention", "router", "shared"), "expert": ("expert",)}
+        parts = names.get(point.side, (*names["attention"], "expert"))
+        layers = range(shape.num_dense_layers, shape.num_layers)
+        total = sum(
+            part_flops(shape, part, layer, pass_, tokens=1.0, seq_len=4096)
+            for part in parts
+            for layer in layers
+            for pass_ in ("F", "B", "W")
+        )
+        assert point.flops == pytest.approx(total / len(layers))
+
+
+def test_roofline_bytes_of_a_copy_per_expert_have_a_closed_form() -> None:
+    """Rows of u and of G to the experts and back, with ids, weights and their gradients, and x between the groups."""
+    shape = get_model("qwen3-235b")
+    attention, expert, together = roofline(shape, get_cluster("h800x16"), (4096,), ASSUMED, copies=("expert",))
+    rows = shape.top_k * 2 * shape.hidden_size * 2  # dispatch and combine, bf16
+    hidden = 2 * shape.hidden_size * 2
+    assert attention.sent_bytes == pytest.approx(rows + hidden, rel=0.01)
+    assert expert.sent_bytes == pytest.approx(rows, rel=0.01)
+    # 16 ranks on two nodes: half of an exchange stays in its node.
+    assert together.sent_bytes == pytest.approx(rows, rel=0.02)
+
+
+def test_roofline_moves_as_the_formulas_say() -> None:
+    shape, cluster = get_model("qwen3-235b"), get_cluster("h800x16")
+    points = roofline(shape, cluster, (4096, 32768), ASSUMED, top_ks=(4, 8), copies=("expert", "rank", "node"))
+    by = {(p.side, p.top_k, p.copies, p.seq_len): p for p in points}
+    for k, way in itertools.product((4, 8), ("expert", "rank", "node")):
+        assert by["attention", k, way, 32768].intensity > 2 * by["attention", k, way, 4096].intensity
+        assert by["expert", k, way, 32768].intensity == pytest.approx(by["expert", k, way, 4096].intensity)
+    for side, k in itertools.product(("attention", "expert"), (4, 8)):
+        sent = [by[side, k, way, 4096].sent_bytes for way in ("expert", "rank", "node")]
+        assert sent == sorted(sent, reverse=True) and sent[0] > sent[-1]
+    assert by["attention", 4, "expert", 4096].intensity > by["attention", 8, "expert", 4096].intensity
+    for point in points:
+        assert (point.position < 1) == (point.bound_by == "network")
+        assert point.attainable_flops_per_s <= point.compute_flops_per_s
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (-4, 8), (8192, 4096), (4096, 4096)])
+def test_lengths_that_are_not_positive_and_ascending_are_refused(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(BadInput, match="seq-len"):
+        roofline(get_model("tiny"), get_cluster("h800x1"), lengths, ASSUMED)
+
+
+def test_a_roofline_of_ranks_that_do_not_divide_the_experts_is_refused() -> None:
+    with pytest.raises(BadInput, match="expert_ranks"):
+        roofline(get_model("tiny"), get_cluster("h800x1"), (64,), ASSUMED, expert_ranks=3)
