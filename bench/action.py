@@ -46,6 +46,8 @@ class Pass(IntEnum):
 COMPUTE = frozenset({Kind.EMBED, Kind.ATTENTION, Kind.EXPERT, Kind.JOIN, Kind.HEAD})
 TRANSFERS = frozenset({Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.HOP})
 END_OF_STEP = frozenset({Kind.SYNC, Kind.UPDATE})
+IN_CHUNKS = frozenset({Kind.EXPERT, Kind.DISPATCH, Kind.COMBINE})
+"""What is done chunk by chunk where a plan cuts the tokens of a micro-batch; all else is done for the whole."""
 
 _WORD = {
     Kind.EMBED: "embed",
@@ -65,6 +67,7 @@ _TEXT = re.compile(r"([a-z]+)(?::([FBWR])(\d+)\.(\d+)(?:\.(\d+))?)?")
 
 # Bits of the packed code, lowest first.
 _KIND_BITS, _PASS_BITS, _LAYER_BITS, _CHUNK_BITS = 5, 2, 14, 10
+MAX_CHUNKS = 1 << _CHUNK_BITS
 MICROBATCH_STEP = 1 << (_KIND_BITS + _PASS_BITS + _LAYER_BITS + _CHUNK_BITS)
 """What a code grows by from one micro-batch to the next."""
 

@@ -31,6 +31,8 @@ class Assumptions(BaseModel):
         transfer_s: seconds of every transfer on top of the link's latency.
         kernel_s: seconds of every kernel on top of its roofline time.
         communication_sms: streaming multiprocessors taken from the computation of every system, at all times.
+        saturating_sms: those that the exchange of a fused kernel needs to reach the links' shares; with fewer, it
+            reaches as much less (see `bench.fusion`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -51,6 +53,7 @@ class Assumptions(BaseModel):
     transfer_s: Seconds
     kernel_s: Seconds
     communication_sms: Annotated[int, Field(ge=0, le=4096)]
+    saturating_sms: Annotated[int, Field(ge=1, le=4096)]
 
     def __str__(self) -> str:
         """``key=value`` for every field; `with_overrides` reads them."""
@@ -96,6 +99,7 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         transfer_s=0.0,
         kernel_s=0.0,
         communication_sms=0,
+        saturating_sms=1,
     ),
     # From measurements on two H200 of one host (torch 2.11, NCCL 2.28.9, bf16, peak 989 TFLOP/s); one run.
     "h200-measured": Assumptions(
@@ -130,6 +134,9 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         # Transfers by copy engines or the NIC's own DMA: 7 % of the transfer's time was lost to the GEMM beside it,
         # where NCCL's kernels took 77 % of it. Set to 20 to charge every system what DeepEP's kernels take.
         communication_sms=0,
+        # Not measured: the thread blocks of DeepEP's kernels, which reach the shares above, in DeepSeek's published
+        # training profile (deepseek-ai/profile-data).
+        saturating_sms=20,
     ),
 }
 DEFAULT_ASSUMPTIONS = "h200-measured"

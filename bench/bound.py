@@ -48,7 +48,7 @@ def placement_bound(placement: Placement, costs: Costs, num_microbatches: int) -
     bare = costs.without_overheads()
     compute = {group.name: np.zeros(group.size) for group in placement.groups}
     ports = {group.name: np.zeros((4, group.size)) for group in placement.groups}
-    counted = census(costs.case.model, placement, costs.recompute, layers_alike=costs.routes.even)
+    counted = census(costs.case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)
     for action, times in counted.items():
         if action.kind in COMPUTE:
             compute[placement.home(action.kind, action.layer)] += times * bare.seconds(action)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bench.action import MAX_CHUNKS
 from bench.clusters import Cluster
 from bench.errors import BadInput, from_pydantic, unknown
 from bench.models import Model
@@ -68,9 +69,12 @@ class Layout(_Frozen):
     """What a system may choose. Each system declares which fields it uses; setting another is an error.
 
     Colocated systems use `ep` (ranks that share the experts), `pp` and `vpp`; `disagmoe` uses `attention_ranks` (M) and
-    `expert_ranks` (N) per group, `groups` (p, of each kind), `layers_per_chunk` (neighbouring layers on one group),
+    `expert_ranks` (N) per group, `groups` (p, of each kind; `expert_groups`
+    of the experts' where that differs), `layers_per_chunk` (neighbouring layers on one group),
     `round_length` (micro-batches that pass a group's layer together), `deferred_w` (weight gradients that a group may
     put off) and `lookahead` (micro-batches by which recomputation runs ahead). `mbs` is sequences per attention rank.
+    `chunks` is the number of slices in which a micro-batch passes a layer's experts, `comm_sms` the streaming
+    multiprocessors that a fused kernel gives to its communication.
     """
 
     mbs: Count = 1
@@ -81,10 +85,13 @@ class Layout(_Frozen):
     attention_ranks: Count = 1
     expert_ranks: Count = 1
     groups: Count = 1
+    expert_groups: Count | None = None
     layers_per_chunk: Count = 1
     round_length: Count = 1
     deferred_w: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     lookahead: Count = 4
+    chunks: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] = 1
+    comm_sms: Annotated[int, Field(ge=0, le=4096)] = 0
     head_group: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     shared_on: Literal["attention", "expert"] = "attention"
     copies: Literal["expert", "rank", "node"] = "rank"
@@ -187,11 +194,16 @@ class Batch(_Frozen):
 def batch(case: Case, data_ranks: int, replica_size: int) -> Batch:
     """Replicas that fit on the cluster, and micro-batches that make up the global batch.
 
+    Of a micro-batch, every data rank has mbs x seq_len tokens, which the layout's chunks divide.
+
     Args:
         data_ranks: M, ranks over which a micro-batch's sequences are dealt.
         replica_size: GPUs of one replica.
     Raises BadInput where the cluster is too small or the batch does not divide.
     """
+    if case.layout.mbs * case.workload.seq_len % case.layout.chunks:
+        tokens = case.layout.mbs * case.workload.seq_len
+        raise BadInput("layout.chunks", case.layout.chunks, f"a divisor of a micro-batch's {tokens} tokens a rank")
     fit = case.cluster.num_gpus // replica_size
     num_replicas = fit if case.layout.replicas is None else case.layout.replicas
     if not 1 <= num_replicas <= fit:

@@ -1,14 +1,16 @@
-"""The actions of one micro-batch, counted: layers that cost the same in the same place are looked at once."""
+"""The actions of one micro-batch, counted: chunks, and layers that cost the same in the same place, are looked at once."""
 
 from collections.abc import Hashable
 
-from bench.action import Action, Kind, Pass
+from bench.action import IN_CHUNKS, Action, Kind, Pass
 from bench.edges import layer_edges
 from bench.models import Model
 from bench.placement import Placement
 
 
-def census(model: Model, placement: Placement, recompute: str, *, layers_alike: bool) -> dict[Action, int]:
+def census(
+    model: Model, placement: Placement, recompute: str, chunks: int = 1, *, layers_alike: bool
+) -> dict[Action, int]:
     """Every action of micro-batch 0 with its number; of actions alike, the first stands for all.
 
     Args:
@@ -25,7 +27,8 @@ def census(model: Model, placement: Placement, recompute: str, *, layers_alike: 
         number[likeness] = number.get(likeness, 0) + 1
         first.setdefault(likeness, layer)
     for likeness, layer in first.items():
-        counted |= dict.fromkeys(_of_layer(model, placement, layer, recompute), number[likeness])
+        for action in _of_layer(model, placement, layer, recompute):
+            counted[action] = number[likeness] * (chunks if action.kind in IN_CHUNKS else 1)
     return counted
 
 

@@ -19,11 +19,16 @@ SHOWN_AROUND_FAULT = 4
 
 
 class PlanError(BadInput):
-    """A plan that cannot be run. `grid` shows the queues around the fault, the marker under it."""
+    """A plan that cannot be run.
 
-    def __init__(self, field: str, value: object, allowed: str, grid: str) -> None:
+    `grid` shows the queues around the fault, the marker under it; `actions` are those at fault, none where one is
+    missing.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str, grid: str, actions: tuple[Action, ...] = ()) -> None:
         super().__init__(field, value, allowed)
         self.grid = grid
+        self.actions = actions
 
 
 def require_complete(plan: Plan, graph: list[Edge]) -> None:
@@ -97,7 +102,8 @@ def _where(plan: Plan, code: int, nth: int) -> tuple[tuple[str, str], int]:
 
 def _fault(plan: Plan, key: tuple[str, str], place: int, allowed: str) -> PlanError:
     queue = plan.queues[key]
-    return PlanError(f"plan: queue {key[0]} {key[1]}", str(queue[place]), allowed, around(key, queue, place))
+    grid = around(key, queue, place)
+    return PlanError(f"plan: queue {key[0]} {key[1]}", str(queue[place]), allowed, grid, (queue[place],))
 
 
 def _missing(plan: Plan, action: Action, home: str | None) -> PlanError:
@@ -133,6 +139,7 @@ def check(program: Program) -> None:
             f"deadlock after {run.num_done} of {program.num_ops} operations",
             "an order that ends",
             blocked,
+            run.heads(),
         )
 
 
@@ -197,6 +204,11 @@ class _Rendezvous:
             while self.head[q] < self.end[q] and self.done[self.head[q]]:
                 self.head[q] += 1
         return both
+
+    def heads(self) -> tuple[Action, ...]:
+        """The action at which each queue stands still."""
+        standing = (head for head, end in zip(self.head, self.end, strict=True) if head < end)
+        return tuple(dict.fromkeys(self.program.action(head) for head in standing))
 
     def blocked(self) -> str:
         lines = []

@@ -1,7 +1,7 @@
 """What actions cost on a cluster: seconds, FLOPs, messages, bytes held. One `Costs` for every system alike.
 
 Costs are of one action on every rank of its group (arrays over the group's ranks, in order); they do not depend on the
-micro-batch. Replica 0 stands for all replicas: its rank r lies on node r // gpus_per_node.
+micro-batch, nor on the chunk. Replica 0 stands for all replicas: its rank r lies on node r // gpus_per_node.
 """
 
 from collections.abc import Hashable
@@ -49,7 +49,7 @@ class Costs:
     """Costs of a case's actions on a placement.
 
     Args:
-        copies, recompute: as in `bench.plan.Plan`.
+        copies, recompute, chunks: as in `bench.plan.Plan`.
         num_replicas: replicas over which gradients are summed.
         routing: that of the case's workload if not given.
         free_communication: transfers and gradient sums take no time.
@@ -63,6 +63,7 @@ class Costs:
     assumptions: Assumptions | None = None
     routing: Routing | None = None
     free_communication: bool = False
+    chunks: int = 1
 
     def with_free_communication(self) -> Self:
         """The same costs, with transfers and gradient sums that take no time."""
@@ -80,7 +81,7 @@ class Costs:
             return False
         return all(
             np.ptp(column) <= 1e-9 * abs(column.max())
-            for transfer in census(self.case.model, self.placement, self.recompute, layers_alike=True)
+            for transfer in census(self.case.model, self.placement, self.recompute, self.chunks, layers_alike=True)
             if transfer.kind in TRANSFERS
             for column in self.ports(transfer)
             if len(column)
@@ -171,7 +172,9 @@ class Costs:
                 moved = e + (e if pass_ is Pass.F else 2 * GRAD_BYTES)
                 found.append(Kernel(0.0, self._tokens * model.hidden_size * moved, 1.0))
         if pass_ is not Pass.W:
-            found.append(self._moves(self._gathered_rows(action) * model.hidden_size))
+            # Packed and added up chunk by chunk.
+            pieces = 1 if action.kind is Kind.EXPERT else self.chunks
+            found += [self._moves(self._gathered_rows(action) / pieces * model.hidden_size)] * pieces
         return found
 
     def _gathered_rows(self, action: Action) -> Floats | float:
@@ -321,7 +324,7 @@ class Costs:
 
     @cached_property
     def _load(self) -> Load:
-        return Load(self.case, self.placement, self.copies, self.recompute, self.routes)
+        return Load(self.case, self.placement, self.copies, self.recompute, self.chunks, self.routes)
 
     @cached_property
     def _cache(self) -> dict[Hashable, Any]:

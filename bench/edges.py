@@ -10,6 +10,10 @@ Layer l, with x_l formed on its consumer's group:
               expert.B --dispatch(du, dw)--> attention.B
 The expert's output goes to whoever forms x_{l+1}, its input gradient to whoever sent u: the two differ where the
 next layer's attention lives on another group.
+
+With several chunks, chunk c of n is tokens c T/n .. (c+1) T/n - 1 of the T that a data rank has in a micro-batch. Its
+dispatch, experts and combine are actions of their own, in every pass; attention and whoever forms x_{l+1} do all chunks
+at once, and the residual is sent whole.
 """
 
 from collections.abc import Iterator
@@ -105,8 +109,8 @@ DISPATCH_FORWARD = Volume((Term(Rows.COPIES, 1), Term(Rows.ASSIGNMENTS, 0, INDEX
 DISPATCH_BACKWARD = Volume((Term(Rows.COPIES, 1), Term(Rows.ASSIGNMENTS, 0, WEIGHT_BYTES)))
 
 
-def edges(model: Model, placement: Placement, recompute: str = "none") -> Iterator[Edge]:
-    """Every data dependency of one micro-batch (number 0), forward and backward.
+def edges(model: Model, placement: Placement, recompute: str = "none", chunks: int = 1) -> Iterator[Edge]:
+    """Every data dependency of one micro-batch (number 0), forward and backward; a volume counts rows of its chunk.
 
     With `recompute` "redispatch" nothing but x is kept of a layer: its attention runs once more (pass R) and sends u
     once more, for the experts' backward. Weights and row numbers stay with the experts.
@@ -116,15 +120,17 @@ def edges(model: Model, placement: Placement, recompute: str = "none") -> Iterat
     """
     yield from _input_edge(placement, 0, Action(Kind.EMBED), Action(Kind.EMBED, Pass.B))
     for layer in range(model.num_layers):
-        yield from layer_edges(model, placement, layer, recompute)
+        yield from layer_edges(model, placement, layer, recompute, chunks)
     yield from _own_passes(Kind.HEAD, 0)
 
 
-def layer_edges(model: Model, placement: Placement, layer: int, recompute: str = "none") -> Iterator[Edge]:
+def layer_edges(
+    model: Model, placement: Placement, layer: int, recompute: str = "none", chunks: int = 1
+) -> Iterator[Edge]:
     """Those of one layer: from its attention to whoever takes x_{layer+1}, and back."""
-    yield from _layer_edges(model, placement, layer)
+    yield from _layer_edges(model, placement, layer, chunks)
     if recompute == "redispatch" and not model.is_dense(layer):
-        yield from _again_edges(layer)
+        yield from _again_edges(layer, chunks)
     yield from _own_passes(Kind.ATTENTION, layer)
 
 
@@ -135,7 +141,7 @@ def consumer(placement: Placement, layer: int, pass_: Pass) -> Action:
     return Action(Kind.ATTENTION, pass_, layer)
 
 
-def _layer_edges(model: Model, placement: Placement, layer: int) -> Iterator[Edge]:
+def _layer_edges(model: Model, placement: Placement, layer: int, chunks: int) -> Iterator[Edge]:
     forward, backward = Action(Kind.ATTENTION, Pass.F, layer), Action(Kind.ATTENTION, Pass.B, layer)
     if model.is_dense(layer):
         yield from _input_edge(placement, layer + 1, forward, backward)
@@ -145,28 +151,33 @@ def _layer_edges(model: Model, placement: Placement, layer: int) -> Iterator[Edg
         yield from _input_edge(placement, layer + 1, joined, gradient)
     else:
         joined, gradient = consumer(placement, layer + 1, Pass.F), consumer(placement, layer + 1, Pass.B)
-    expert_f, expert_b = Action(Kind.EXPERT, Pass.F, layer), Action(Kind.EXPERT, Pass.B, layer)
     row_map = Volume((Term(Rows.TOKENS, 1, model.top_k * INDEX_BYTES),))
     stays = placement.join[layer] == placement.attention[layer]
 
-    def over(kind: Kind, pass_: Pass) -> Action:
-        return Action(kind, pass_, layer)
+    def at(kind: Kind, pass_: Pass, chunk: int = 0) -> Action:
+        return Action(kind, pass_, layer, chunk=chunk)
 
-    yield Edge(forward, expert_f, over(Kind.DISPATCH, Pass.F), DISPATCH_FORWARD)
-    yield Edge(forward, joined, None if stays else over(Kind.RESIDUAL, Pass.F), NOTHING if stays else row_map)
-    yield Edge(expert_f, joined, over(Kind.COMBINE, Pass.F), COPIED_ROWS)
-    yield Edge(gradient, expert_b, over(Kind.COMBINE, Pass.B), COPIED_ROWS)
-    yield Edge(gradient, backward, None if stays else over(Kind.RESIDUAL, Pass.B), NOTHING if stays else HIDDEN_ROWS)
-    yield Edge(expert_b, backward, over(Kind.DISPATCH, Pass.B), DISPATCH_BACKWARD)
-    yield from _own_passes(Kind.EXPERT, layer)
+    for c in range(chunks):
+        yield Edge(forward, at(Kind.EXPERT, Pass.F, c), at(Kind.DISPATCH, Pass.F, c), DISPATCH_FORWARD)
+    yield Edge(forward, joined, None if stays else at(Kind.RESIDUAL, Pass.F), NOTHING if stays else row_map)
+    for c in range(chunks):
+        yield Edge(at(Kind.EXPERT, Pass.F, c), joined, at(Kind.COMBINE, Pass.F, c), COPIED_ROWS)
+    for c in range(chunks):
+        yield Edge(gradient, at(Kind.EXPERT, Pass.B, c), at(Kind.COMBINE, Pass.B, c), COPIED_ROWS)
+    yield Edge(gradient, backward, None if stays else at(Kind.RESIDUAL, Pass.B), NOTHING if stays else HIDDEN_ROWS)
+    for c in range(chunks):
+        yield Edge(at(Kind.EXPERT, Pass.B, c), backward, at(Kind.DISPATCH, Pass.B, c), DISPATCH_BACKWARD)
+        yield from _own_passes(Kind.EXPERT, layer, c)
 
 
-def _again_edges(layer: int) -> Iterator[Edge]:
+def _again_edges(layer: int, chunks: int) -> Iterator[Edge]:
     """Attention once more, between its forward and its backward, and its dispatch to the experts' backward."""
     again = Action(Kind.ATTENTION, Pass.R, layer)
     yield Edge(Action(Kind.ATTENTION, Pass.F, layer), again, None, NOTHING)
     yield Edge(again, Action(Kind.ATTENTION, Pass.B, layer), None, NOTHING)
-    yield Edge(again, Action(Kind.EXPERT, Pass.B, layer), Action(Kind.DISPATCH, Pass.R, layer), COPIED_ROWS)
+    for c in range(chunks):
+        expert, dispatch = (Action(k, p, layer, 0, c) for k, p in ((Kind.EXPERT, Pass.B), (Kind.DISPATCH, Pass.R)))
+        yield Edge(again, expert, dispatch, COPIED_ROWS)
 
 
 def _input_edge(placement: Placement, layer: int, maker: Action, taker_of_gradient: Action) -> Iterator[Edge]:
@@ -182,10 +193,11 @@ def _input_edge(placement: Placement, layer: int, maker: Action, taker_of_gradie
     yield Edge(consumer(placement, layer, Pass.B), taker_of_gradient, over(Pass.B), volume)
 
 
-def _own_passes(kind: Kind, layer: int) -> Iterator[Edge]:
+def _own_passes(kind: Kind, layer: int, chunk: int = 0) -> Iterator[Edge]:
     """Backward needs what forward kept, the weight gradient what backward kept."""
-    yield Edge(Action(kind, Pass.F, layer), Action(kind, Pass.B, layer), None, NOTHING)
-    yield Edge(Action(kind, Pass.B, layer), Action(kind, Pass.W, layer), None, NOTHING)
+    forward, backward, weight = (Action(kind, pass_, layer, 0, chunk) for pass_ in (Pass.F, Pass.B, Pass.W))
+    yield Edge(forward, backward, None, NOTHING)
+    yield Edge(backward, weight, None, NOTHING)
 
 
 def ends(placement: Placement, transfer: Action) -> tuple[str, str]:

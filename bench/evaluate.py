@@ -69,7 +69,9 @@ def tuned_trial(found: TuneResult, model: CostModel, fixed: Sequence[str], budge
         metrics: dict[str, float | None] = {}
     else:
         case = found.spec.with_layout(closest.layout)
-        message = f"no layout fits; the closest is {closest.layout or 'the default'}: {closest.reason}"
+        left = found.counts().get("budget", 0)
+        none = f"no layout that was tried fits, {left} were not tried" if left else "no layout fits"
+        message = f"{none}; the closest is {closest.layout or 'the default'}: {closest.reason}"
         peak = closest.peak_memory_bytes or 0.0
         metrics = {"peak_memory_bytes": peak, "missing_gib": (peak - case.cluster.gpu.memory_bytes) / GIB}
     return Trial.make(

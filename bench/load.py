@@ -1,4 +1,7 @@
-"""What a micro-batch puts on each rank: tokens, assignments, rows; and the messages between ranks that come of it."""
+"""What a micro-batch puts on each rank: tokens, assignments, rows; and the messages between ranks that come of it.
+
+Where a plan has chunks, experts and their messages have one n-th of a micro-batch's tokens at a time.
+"""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -76,11 +79,14 @@ class Message(NamedTuple):
 class Load:
     """Expected counts of one micro-batch, by layer. Rank r of replica 0 lies on node r // gpus_per_node."""
 
-    def __init__(self, case: Case, placement: Placement, copies: str, recompute: str, routing: Routing) -> None:
+    def __init__(
+        self, case: Case, placement: Placement, copies: str, recompute: str, chunks: int, routing: Routing
+    ) -> None:
         self.case = case
         self.placement = placement
         self.copies = copies
         self.recompute = recompute
+        self.chunks = chunks
         self.routing = routing
         self.element_bytes = 4 if case.workload.dtype == "fp32" else 2
 
@@ -90,9 +96,14 @@ class Load:
         return self.case.layout.mbs * self.case.workload.seq_len
 
     @property
-    def all_tokens(self) -> int:
-        """Tokens on all data ranks of the replica."""
-        return self.tokens * self.placement.data_ranks
+    def chunk_tokens(self) -> float:
+        """Tokens of one chunk on one data rank."""
+        return self.tokens / self.chunks
+
+    @property
+    def all_tokens(self) -> float:
+        """Tokens of one chunk on all data ranks of the replica."""
+        return self.chunk_tokens * self.placement.data_ranks
 
     def num_expert_ranks(self, layer: int) -> int:
         """N of a layer. Raises BadInput for a dense layer."""
@@ -103,11 +114,11 @@ class Load:
         return self.placement.shared_on == "expert" and has_part(self.case.model, "shared", layer)
 
     def assignments(self, layer: int) -> Floats:
-        """[expert ranks]: (token, expert) pairs on each, those of shared experts left out."""
+        """[expert ranks]: (token, expert) pairs of a chunk on each, those of shared experts left out."""
         return self.all_tokens * self.routing.assignments(layer, self.num_expert_ranks(layer))
 
     def shared_tokens(self, layer: int) -> float:
-        """Tokens whose shared experts are on one expert rank."""
+        """Tokens of a chunk whose shared experts are on one expert rank."""
         return self.all_tokens / self.num_expert_ranks(layer)
 
     def copies_per_token(self, layer: int) -> Floats:
@@ -117,7 +128,7 @@ class Load:
         return self.routing.copies(layer, num, copies, shared=self.shares(layer))
 
     def rows(self, layer: int) -> Floats:
-        """[expert ranks]: rows that are dispatched to each, from its own rank too."""
+        """[expert ranks]: rows of a chunk that are dispatched to each, from its own rank too."""
         return self.all_tokens * self.copies_per_token(layer)
 
     def volume(self, transfer: Action) -> Volume:
@@ -172,7 +183,7 @@ class Load:
         _, place, ranks = np.unique(node, return_inverse=True, return_counts=True)
         reached = self.routing.reached(layer, node, shared=self.shares(layer))
         relays = self.copies_per_token(layer) * (1.0 - 1.0 / ranks[place])
-        return self.tokens * reached / ranks[place], relays
+        return self.chunk_tokens * reached / ranks[place], relays
 
     def _rows_between(self, action: Action, rows: Rows) -> Floats:
         """[source ranks, target ranks]."""
@@ -183,5 +194,5 @@ class Load:
             of_token = self.copies_per_token(layer)
         else:
             of_token = self.routing.assignments(layer, self.num_expert_ranks(layer), shared=self.shares(layer))
-        between = np.tile(self.tokens * of_token, (self.placement.data_ranks, 1))
+        between = np.tile(self.chunk_tokens * of_token, (self.placement.data_ranks, 1))
         return between if (action.kind, action.pass_) in EXPERTS_RECEIVE else between.T

@@ -34,7 +34,7 @@ def lower(plan: Plan, model: Model) -> Program:
 
     Raises BadInput where an action is missing, stands twice or on the wrong group, showing the queue around the fault.
     """
-    graph = list(edges(model, plan.placement, plan.recompute))
+    graph = list(edges(model, plan.placement, plan.recompute, plan.chunks))
     require_complete(plan, graph)
     queues = [*_own_queues(plan), *_receive_queues(plan)]
     op = np.concatenate([queue.op for queue in queues])
@@ -176,7 +176,7 @@ def _edge_waits(plan: Plan, graph: list[Edge], places: _Places) -> list[tuple[In
             waits.append((places.arrival(edge.via), places.arrival(edge.via._replace(pass_=Pass.F))))
         if edge.via.kind is Kind.COMBINE and edge.via.pass_ is Pass.F:
             # Expert outputs can only be laid out once the row map is there; it comes with the residual.
-            residual = edge.via._replace(kind=Kind.RESIDUAL)
+            residual = edge.via._replace(kind=Kind.RESIDUAL, chunk=0)
             source, target = ends(plan.placement, residual)
             if source != target:
                 waits.append((places.arrival(edge.via), places.arrival(residual)))

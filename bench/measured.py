@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Callable
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bench import provenance
 from bench.case import Case
+from bench.steady import Steady, steady
+from bench.telemetry import RankTelemetry, Summary, summarise
+from bench.telemetry.session import DEFAULT_HZ
+from bench.telemetry.verdict import disturbances
 from bench.trial import Status, Trial, command_for
 
 if TYPE_CHECKING:
@@ -15,9 +19,6 @@ if TYPE_CHECKING:
     from bench.timeline import Timeline
 
 Device = Literal["cpu", "cuda"]
-
-WARM_UP_STEPS = 1
-"""Steps left out of the median of tokens/s: buffers and connections are made in the first. All are in the samples."""
 
 
 class Measured(NamedTuple):
@@ -36,15 +37,22 @@ def measure(
     pool: "RankPool | None" = None,
     on_step: "Callable[[StepRecord], None] | None" = None,
     keep_timeline: bool = False,
+    telemetry_hz: float | None = DEFAULT_HZ,
 ) -> Measured:
     """Trains and gives the trial. What goes wrong on a rank is a trial too, with the steps that were done.
 
-    Raises BadInput where the case cannot be executed on this machine.
+    Times are the medians of the steady state, see `bench.steady`; every step is in the samples.
+
+    Args:
+        telemetry_hz: samples a second of devices, links and host; None for none.
+    Raises:
+        BadInput: the case cannot be executed on this machine.
     """
     from bench.execute.pool import RankError
     from bench.execute.train import train
 
     done: list[StepRecord] = []
+    told: list[RankTelemetry] = []
 
     def keep(record: "StepRecord") -> None:
         done.append(record)
@@ -63,6 +71,8 @@ def measure(
             pool=pool,
             on_step=keep,
             timeline_step=-1 if keep_timeline else None,
+            telemetry_hz=telemetry_hz,
+            on_telemetry=told.append,
         )
         timeline = result.timeline
         metrics["clock_error_s"] = result.clock_error_s
@@ -72,22 +82,33 @@ def measure(
     if broken and status == "ok":
         status, message = "diverged", f"loss or gradient norm is not finite from step {broken[0]} on"
     extra = ("--ranks", str(case.cluster.num_gpus), "--device", device, "--steps", str(steps), "--data", data)
+    settled, seen = _settled(case, done, told), None
+    if told:
+        window = (settled.first, settled.last) if settled is not None else (0, 0)
+        seen = summarise(told, *window, case.workload.global_batch_tokens)
     trial = Trial.make(
         case=case,
         source="measured",
         status=status,
         message=message,
-        metrics=metrics | _metrics(case, done),
-        samples={
-            "loss": [r.loss for r in done],
-            "grad_norm": [r.grad_norm for r in done],
-            "tokens_per_s": [r.tokens_per_s for r in done],
-            "load_imbalance": [r.load_imbalance for r in done],
-        },
+        metrics=metrics | _metrics(case, done, settled) | (seen.metrics if seen else {}),
+        samples=_samples(case, done, settled, seen),
+        steady=settled.as_json() if settled is not None else {},
+        telemetry=seen.facts if seen else {},
+        telemetry_samples=seen.samples if seen else {},
         command=command_for("run", case, extra),
         provenance=provenance.collect(),
     )
     return Measured(trial, timeline)
+
+
+def _settled(case: Case, done: "list[StepRecord]", told: list[RankTelemetry]) -> Steady | None:
+    """Steady state of the steps on rank 0, with what any rank's telemetry says got in between."""
+    if not done:
+        return None
+    told.sort(key=lambda one: one.rank)
+    spans = [(span.start_s, span.end_s) for span in told[0].steps] if told and told[0].rank == 0 else []
+    return steady([case.workload.global_batch_tokens / r.tokens_per_s for r in done], spans, disturbances(told))
 
 
 def _status_of(error: "RankError") -> Status:
@@ -97,15 +118,34 @@ def _status_of(error: "RankError") -> Status:
     return "oom" if "OutOfMemoryError" in f"{error.cause} {error}" else "error"
 
 
-def _metrics(case: Case, done: "list[StepRecord]") -> dict[str, float | None]:
-    """Median speed after the warm-up, mean imbalance, last loss; nothing where no step was done."""
-    if not done:
+def _metrics(case: Case, done: "list[StepRecord]", settled: Steady | None) -> dict[str, float | None]:
+    """Speed by the median step of the steady state, mean imbalance, last loss; nothing where no step was done."""
+    if settled is None:
         return {}
-    rate = median(r.tokens_per_s for r in (done[WARM_UP_STEPS:] or done))
+    step_s = settled.step_time_s
+    rate = case.workload.global_batch_tokens / step_s.median
     return {
-        "step_time_s": case.workload.global_batch_tokens / rate,
+        "step_time_s": step_s.median,
+        "step_time_low_s": step_s.low,
+        "step_time_high_s": step_s.high,
         "tokens_per_s": rate,
         "tokens_per_s_per_gpu": rate / case.cluster.num_gpus,
         "load_imbalance": fmean(r.load_imbalance for r in done),
         "last_loss": done[-1].loss,
     }
+
+
+def _samples(
+    case: Case, done: "list[StepRecord]", settled: Steady | None, seen: Summary | None
+) -> dict[str, list[float]]:
+    """Columns of one value a step; of each kind of tag, 1 for the steps that have it."""
+    columns = {
+        "loss": [r.loss for r in done],
+        "grad_norm": [r.grad_norm for r in done],
+        "tokens_per_s": [r.tokens_per_s for r in done],
+        "step_time_s": [case.workload.global_batch_tokens / r.tokens_per_s for r in done],
+        "load_imbalance": [r.load_imbalance for r in done],
+    }
+    for kind, steps in (settled.tags if settled is not None else {}).items():
+        columns[f"tag_{kind.replace('-', '_')}"] = [float(step in steps) for step in range(len(done))]
+    return columns | (seen.step_samples if seen else {})

@@ -21,7 +21,7 @@ from typing import overload
 
 import numpy as np
 
-from bench.action import Action, Codes, pack, view
+from bench.action import MAX_CHUNKS, Action, Codes, pack, view
 from bench.errors import BadInput
 from bench.placement import Group, Placement
 
@@ -69,7 +69,8 @@ class Plan:
     `copies` says which rows of u a dispatch sends ("expert": one per token and expert, "rank": one per token and
     destination rank, "node": one per token and node over the NICs, spread by NVLink inside); `recompute` what the
     backward computes again: "none"; "full", all, from an action's inputs; "redispatch", the same from x alone, with
-    attention and its dispatch as actions of their own (pass R).
+    attention and its dispatch as actions of their own (pass R). `chunks` is the number of slices in which the tokens of
+    a micro-batch pass a layer's experts (see `bench.edges`).
     """
 
     system: str
@@ -79,6 +80,7 @@ class Plan:
     copies: str = "rank"
     recompute: str = "none"
     traits: tuple[str, ...] = field(default=())
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -89,6 +91,8 @@ class Plan:
                 raise BadInput(f"plan.{name}", value, " or ".join(allowed))
         if not 1 <= self.num_microbatches < 1 << 20:
             raise BadInput("plan.microbatches", self.num_microbatches, "1 to 1048575")
+        if not 1 <= self.chunks <= MAX_CHUNKS:
+            raise BadInput("plan.chunks", self.chunks, f"1 to {MAX_CHUNKS}")
         for trait in self.traits:
             if trait not in TRAITS:
                 raise BadInput("plan.traits", trait, ", ".join(TRAITS))
@@ -102,8 +106,9 @@ class Plan:
 
     def __str__(self) -> str:
         traits = f" traits={','.join(self.traits)}" if self.traits else ""
+        chunks = f" chunks={self.chunks}" if self.chunks > 1 else ""
         head = f"plan {self.system} microbatches={self.num_microbatches} copies={self.copies}"
-        lines = [f"{head} recompute={self.recompute}{traits}"]
+        lines = [f"{head} recompute={self.recompute}{chunks}{traits}"]
         lines += [f"group {group}" for group in self.placement.groups]
         lines += [f"home {word} {' '.join(names)}" for word, names in _homes(self.placement)]
         for (group, stream), queue in self.queues.items():
@@ -162,9 +167,11 @@ class _PlanReader:
         match words[0]:
             case "plan" if len(words) >= 2 and all("=" in word for word in words[2:]):
                 self.head = {"system": words[1], **dict(word.split("=", 1) for word in words[2:])}
-                unknown = self.head.keys() - {"system", "microbatches", "copies", "recompute", "traits"}
-                if unknown or not self.head.get("microbatches", "").isdigit():
-                    raise self._bad(" ".join(words), "plan SYSTEM microbatches=N [copies=] [recompute=] [traits=]")
+                unknown = self.head.keys() - {"system", "microbatches", "copies", "recompute", "chunks", "traits"}
+                numbers = (self.head.get("microbatches", ""), self.head.get("chunks", "1"))
+                if unknown or not all(number.isdigit() for number in numbers):
+                    allowed = "plan SYSTEM microbatches=N [copies=] [recompute=] [chunks=N] [traits=]"
+                    raise self._bad(" ".join(words), allowed)
             case "group":
                 self.groups.append(Group.parse(" ".join(words[1:])))
             case "home" if len(words) > 2:
@@ -196,6 +203,7 @@ class _PlanReader:
             self.head.get("copies", "rank"),
             self.head.get("recompute", "none"),
             tuple(filter(None, self.head.get("traits", "").split(","))),
+            int(self.head.get("chunks", "1")),
         )
 
 

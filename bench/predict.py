@@ -1,7 +1,7 @@
 """From a case to its simulated step: plan, check, lower, cost, simulate. Every simulated number takes this path."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from bench.check import check
 from bench.clusters import Cluster
 from bench.cost import Costs
 from bench.errors import BadInput
+from bench.fusion import FusedCosts
 from bench.lower import lower
 from bench.metrics import Metrics, metrics
 from bench.models import Model
@@ -63,7 +64,12 @@ def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Cost
     spec = (case.model, case.cluster, case.workload)
     num_replicas = batch_of(case, placement).num_replicas
     same_costs = Layout(
-        mbs=layout.mbs, copies=layout.copies, recompute=layout.recompute, shard_state=layout.shard_state
+        mbs=layout.mbs,
+        copies=layout.copies,
+        recompute=layout.recompute,
+        shard_state=layout.shard_state,
+        chunks=layout.chunks,
+        comm_sms=layout.comm_sms,
     )
     return _costs(*spec, same_costs, placement, num_replicas, assumptions)
 
@@ -78,22 +84,28 @@ def _costs(
     num_replicas: int,
     assumptions: Assumptions,
 ) -> Costs:
-    return Costs(
+    kind = partial(FusedCosts, comm_sms=layout.comm_sms) if layout.comm_sms else Costs
+    return kind(
         Case(model=model, cluster=cluster, workload=workload, system="any", layout=layout),
         placement,
         copies=layout.copies,
         recompute=layout.recompute,
         num_replicas=num_replicas,
         assumptions=assumptions,
+        chunks=layout.chunks,
     )
 
 
-def predict(case: Case, assumptions: Assumptions) -> Prediction:
-    """Simulates one optimizer step. Raises BadInput (PlanError) for a layout or a plan that cannot be."""
+def predict(case: Case, assumptions: Assumptions, *, checked: bool = True) -> Prediction:
+    """Simulates one optimizer step. Raises BadInput (PlanError) for a layout or a plan that cannot be.
+
+    With `checked` False the rendezvous run is left out: a search does it for its winner alone.
+    """
     from bench.simulate import peak_bytes, simulate  # loads the compiler, which most commands do without
 
     program = lower(plan_of(case), case.model)
-    check(program)
+    if checked:
+        check(program)
     costs = costs_of(case, program.plan.placement, assumptions)
     timeline = simulate(program, costs)
     return Prediction(

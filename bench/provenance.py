@@ -42,7 +42,10 @@ ENVIRONMENT = (
 )
 
 # Parts of bench that cannot change a simulated number: they run, keep or show.
-_NOT_SIMULATION = ("cli", "execute", "measured.py", "provenance.py", "results.py", "trace.py", "trial.py")
+_NOT_SIMULATION = (
+    "cli", "doctor.py", "execute", "kineto", "measured.py", "micro", "migrations.py", "provenance.py", "results",
+    "steady.py", "telemetry", "trace.py", "trial.py",
+)  # fmt: skip
 
 
 def collect() -> dict[str, Any]:
@@ -111,10 +114,15 @@ def _torch_facts() -> dict[str, Any]:
 def code_digest(system: str) -> str:
     """16 hex digits over the sources that make a simulated result: those of `bench` that simulate, and `systems`.
 
-    A system that an installed package brings adds that package's sources. Raises BadInput for an unknown system.
+    A system that an installed package brings adds that package's sources, a schedule file itself. Raises BadInput for
+    an unknown system.
     """
+    from bench.loading import is_schedule_file
     from bench.system import get_system
 
+    if is_schedule_file(system):
+        get_system(system)  # refuses a file that is none
+        return hashlib.sha256(_digest(None).encode() + Path(system).read_bytes()).hexdigest()[:16]
     package = type(get_system(system)).__module__.split(".")[0]
     return _digest(None if package in ("bench", "systems") else package)
 

@@ -55,11 +55,15 @@ def systems() -> dict[str, System]:
 
 
 def get_system(name: str) -> System:
-    """Raises BadInput listing the known systems."""
+    """A system by name, or that of a schedule file, see `bench.loading`. Raises BadInput listing the known systems."""
+    from bench.loading import is_schedule_file, load
+
+    if is_schedule_file(name):
+        return load(name)
     try:
         return systems()[name]
     except KeyError:
-        raise unknown("system", name, systems()) from None
+        raise unknown("system", name, [*systems(), "a schedule file (.py or .txt)"]) from None
 
 
 def plan_of(case: Case) -> Plan:

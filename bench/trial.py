@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from bench.case import Case, CaseSpec
 from bench.errors import BadInput, from_pydantic
+from bench.migrations import SCHEMA_VERSION, current
 
 Source = Literal["simulated", "measured"]
 Status = Literal["ok", "oom", "diverged", "hang", "timeout", "error", "infeasible"]
@@ -20,6 +21,26 @@ Number = Annotated[float, Field(strict=False)]
 
 FINISHED: frozenset[str] = frozenset({"ok", "oom", "infeasible", "diverged"})
 """Statuses that would come out again; a sweep repeats the others."""
+
+MAX_MESSAGE_CHARS = 6000
+
+
+class Series(BaseModel):
+    """Columns of a trial that lie in a Parquet file beside its record.
+
+    Attributes:
+        file: its name. rows: length of the columns. digest: of their values, see `series_digest`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    file: Annotated[str, Field(pattern=r"^[\w-]+\.parquet$")]
+    rows: int
+    digest: str
+
+
+SeriesName = Literal["samples", "telemetry_samples"]
+SERIES: tuple[SeriesName, ...] = ("samples", "telemetry_samples")
 
 
 class Trial(BaseModel):
@@ -31,6 +52,11 @@ class Trial(BaseModel):
         message: for people, why the status is not ``ok``; for ``infeasible`` it states the missing GiB.
         metrics: one number a name, with its unit in the name; None where it is not defined (MFU of an unknown GPU).
         samples: raw series, one value a step; nothing dropped.
+        telemetry: what devices, links and the host said during a run, in sums, with the verdict; see
+            `bench.telemetry.summary`. What could not be read is absent, with the reason.
+        telemetry_samples: columns of all telemetry samples, one entry a sample of a rank; None where nothing was read.
+        steady: the window that the medians are of, and how it was found; see `bench.steady`.
+        series: in a record on disk, where `samples` and `telemetry_samples` lie; empty once they are read in.
         assumptions, assumption_values: name and values of the cost model of a simulated trial.
         code_digest: of the sources that made a simulated trial, see `bench.provenance.code_digest`.
         search: how the layout was chosen, for a tuned one: what was fixed and how many candidates were tried.
@@ -39,7 +65,7 @@ class Trial(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = SCHEMA_VERSION
     case: Case | CaseSpec
     case_id: str
     source: Source
@@ -48,6 +74,10 @@ class Trial(BaseModel):
     layout: str | None = None
     metrics: dict[str, Number | None] = {}
     samples: dict[str, list[Number]] = {}
+    telemetry: dict[str, Any] = {}
+    telemetry_samples: dict[str, list[Number | None]] = {}
+    steady: dict[str, Any] = {}
+    series: dict[SeriesName, Series] = {}
     assumptions: str | None = None
     assumption_values: dict[str, Any] = {}
     code_digest: str | None = None
@@ -73,6 +103,8 @@ class Trial(BaseModel):
     ) -> Self:
         """A trial made now; id, layout and time are filled in. Raises BadInput."""
         layout = str(case.layout) if isinstance(case, Case) else None
+        if isinstance(rest.get("message"), str):
+            rest["message"] = _shortened(rest["message"])
         try:
             return cls(
                 case=case,
@@ -103,9 +135,17 @@ class Trial(BaseModel):
         if self.source == "simulated":
             told_by = [self.code_digest, self.assumption_values, self.search]
         else:
-            told_by = [self.to_text()]
+            record = self.model_dump(mode="json", exclude={"samples", "telemetry_samples", "series"})
+            told_by = [record, {kind: self.digest_of(kind) for kind in SERIES}]
         digest = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.case_id}-{self.source}-{digest}"
+
+    def digest_of(self, kind: "SeriesName") -> str | None:
+        """Digest of a series, in memory or on disk; None where there is none."""
+        if kind in self.series:
+            return self.series[kind].digest
+        columns: dict[str, Any] = getattr(self, kind)
+        return series_digest(columns) if columns else None
 
     def to_text(self) -> str:
         """JSON with sorted keys; `parse` is its inverse."""
@@ -113,11 +153,28 @@ class Trial(BaseModel):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """The trial that `to_text` wrote. Raises BadInput."""
+        """The trial that `to_text` wrote, also that of an older version. Raises BadInput."""
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(current(text))
         except ValidationError as error:
             raise from_pydantic(error, "trial", cls) from None
+
+
+def series_digest(columns: Mapping[str, Any]) -> str:
+    """16 hex digits of the SHA-256 of named columns of numbers; whole numbers count as floats."""
+    digest = hashlib.sha256()
+    for name in sorted(columns):
+        values = [None if value is None else float(value) for value in columns[name]]
+        digest.update(json.dumps([name, values]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _shortened(message: str) -> str:
+    """A message that fits a record: stacks of many ranks are long, and their ends say most."""
+    if len(message) <= MAX_MESSAGE_CHARS:
+        return message
+    half = MAX_MESSAGE_CHARS // 2 - 20
+    return f"{message[:half]}\n[... {len(message) - 2 * half} characters ...]\n{message[-half:]}"
 
 
 def content_id(case: CaseSpec) -> str:

@@ -1,20 +1,22 @@
 """One search for all systems: the fastest layout that fits in memory.
 
-Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory. Layouts are then
-simulated in the order of their time bound; once the next bound is above the best step time so far, no later layout
-can win, and the search has the optimum of the space under the cost model. A budget on simulations may end it earlier,
-which the result says.
+Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory; what cannot fit is
+rejected, and what cannot beat the best step time so far is never simulated. The rest is simulated within a budget: the
+layouts with the lowest bounds first, one of each bound (layouts that differ in order only share a bound), then the
+neighbours of the best one, those that differ from it in one choice and then in two, until none is better; then the rest
+by their bounds. Where nothing has fitted yet, the ones that need least memory come first. Where the budget does not end the search, its answer is the optimum of the space under the cost model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bench.action import Kind, Pass
 from bench.assumptions import Assumptions
 from bench.bound import placement_bound_s
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.census import census
+from bench.check import check
 from bench.cost import Costs
 from bench.errors import BadInput
 from bench.placement import Placement
@@ -22,7 +24,8 @@ from bench.predict import Prediction, costs_of, does_not_fit, predict
 from bench.program import Held
 from bench.system import KnowsInFlight, get_system
 
-DEFAULT_BUDGET = 24
+DEFAULT_BUDGET = 32
+MAX_DISTANCE = 2
 
 Status = Literal["ok", "infeasible", "refused", "bound", "budget"]
 
@@ -90,28 +93,79 @@ def tune(
         budget: most simulations; None for no limit.
         progress: called with (simulations done, layouts left to consider).
     """
-    open_cases, done = _screen(spec, assumptions, fixed)
+    open_layouts, done = _screen(spec, assumptions, fixed)
+    search = _Search(open_layouts, budget)
     best: Prediction | None = None
-    for number, (bound, case) in enumerate(open_cases):
-        if best is not None and bound >= best.metrics.step_time_s:
-            done += [Candidate(c.layout, "bound", b) for b, c in open_cases[number:]]
-            break
-        if budget is not None and number >= budget:
-            done += [Candidate(c.layout, "budget", b) for b, c in open_cases[number:]]
-            break
+    while (case := search.next(best)) is not None:
         found = _simulate(case, assumptions, done)
         if found is not None and (best is None or found.metrics.step_time_s < best.metrics.step_time_s):
             best = found
         if progress is not None:
-            progress(number + 1, len(open_cases) - number - 1)
+            progress(search.num_simulated, len(search.left))
+    for layout in search.left:
+        beaten = best is not None and layout.bound_s >= best.metrics.step_time_s
+        done.append(Candidate(layout.case.layout, "bound" if beaten else "budget", layout.bound_s))
+    if best is not None:
+        check(best.program)
     done.sort(key=lambda c: (c.status != "ok", c.step_time_s or 0.0, c.bound_s or 0.0))
     return TuneResult(spec, best, tuple(done))
+
+
+class _Open(NamedTuple):
+    """A layout that may win."""
+
+    bound_s: float
+    least_bytes: float
+    case: Case
+
+
+class _Search:
+    """Which layout to simulate next. `left` is in the order of the time bounds."""
+
+    def __init__(self, layouts: list[_Open], budget: int | None) -> None:
+        self.left = sorted(layouts, key=lambda layout: layout.bound_s)
+        self.budget = budget
+        self.num_simulated = 0
+        self._bounds_seen: set[float] = set()
+
+    def next(self, best: Prediction | None) -> Case | None:
+        """None once nothing is left that may win, or the budget is spent."""
+        if self.budget is not None and self.num_simulated >= self.budget:
+            return None
+        limit = best.metrics.step_time_s if best else float("inf")
+        hopeful = [layout for layout in self.left if layout.bound_s < limit]
+        if not hopeful:
+            return None
+        chosen = self._explore(hopeful)
+        if chosen is None:
+            chosen = _near(hopeful, best.case.layout) if best else min(hopeful, key=lambda layout: layout.least_bytes)
+        self.num_simulated += 1
+        self._bounds_seen.add(chosen.bound_s)
+        self.left.remove(chosen)
+        return chosen.case
+
+    def _explore(self, hopeful: list[_Open]) -> _Open | None:
+        """The lowest bound that is new, for the first half of the budget."""
+        if self.budget is not None and self.num_simulated >= self.budget // 2:
+            return None
+        return next((layout for layout in hopeful if layout.bound_s not in self._bounds_seen), None)
+
+
+def _near(hopeful: list[_Open], best: Layout) -> _Open:
+    """The nearest to the best, of those at most two choices away and of equals the lowest bound; else the lowest."""
+    nearest = min(hopeful, key=lambda layout: _distance(layout.case.layout, best))
+    return nearest if _distance(nearest.case.layout, best) <= MAX_DISTANCE else hopeful[0]
+
+
+def _distance(one: Layout, other: Layout) -> int:
+    """Choices in which two layouts differ; the number of replicas follows from the others."""
+    return sum(getattr(one, key) != getattr(other, key) for key in Layout.model_fields if key != "replicas")
 
 
 def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Prediction | None:
     """Simulates and notes what came out; the prediction if it fits."""
     try:
-        found = predict(case, assumptions)
+        found = predict(case, assumptions, checked=False)
     except BadInput as error:
         done.append(Candidate(case.layout, "refused", reason=str(error)))
         return None
@@ -123,12 +177,10 @@ def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Pr
     return found
 
 
-def _screen(
-    spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str]
-) -> tuple[list[tuple[float, Case]], list[Candidate]]:
-    """Cases that may win, by ascending time bound, and the candidates that cannot be or cannot fit."""
+def _screen(spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str]) -> tuple[list[_Open], list[Candidate]]:
+    """Layouts that may win, and the candidates that cannot be or cannot fit."""
     capacity = spec.cluster.gpu.memory_bytes
-    open_cases: list[tuple[float, Case]] = []
+    open_layouts: list[_Open] = []
     done: list[Candidate] = []
     for layout in _layouts(spec, fixed):
         case = spec.with_layout(layout)
@@ -143,9 +195,8 @@ def _screen(
         if least > capacity:
             done.append(Candidate(layout, "infeasible", bound, None, least, does_not_fit(case, least)))
         else:
-            open_cases.append((bound, case))
-    open_cases.sort(key=lambda pair: pair[0])
-    return open_cases, done
+            open_layouts.append(_Open(bound, least, case))
+    return open_layouts, done
 
 
 def _layouts(spec: CaseSpec, fixed: Sequence[str]) -> Iterator[Layout]:
@@ -167,7 +218,7 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     system = get_system(case.system)
     in_flight = system.in_flight(case) if isinstance(system, KnowsInFlight) else {}
     kept = {group.name: 0.0 for group in placement.groups}
-    counted = census(case.model, placement, case.layout.recompute, layers_alike=costs.routes.even)
+    counted = census(case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)
     for action, times in counted.items():
         if action.pass_ is Pass.F and action.kind in (Kind.ATTENTION, Kind.EXPERT):
             # The least loaded rank: a bound must hold for every rank.

@@ -1,9 +1,10 @@
 """Simulates what is missing of many specs, in several processes; every trial is kept as soon as it is there."""
 
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from bench.case import CaseSpec
 from bench.evaluate import CostModel, failed_trial, simulate_trial
@@ -34,8 +35,9 @@ def sweep(
     progress(len(specs) - len(missing), len(specs), "found")
     if missing:
         workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS, len(missing))
+        others = set(active_children())
         # spawn: a forked copy of a process that has threads may hang.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
+        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_when_interrupted) as executor:
             jobs = {executor.submit(_simulate, spec, model, budget): spec for spec in missing}
             try:
                 for number, job in enumerate(as_completed(jobs), 1 + len(specs) - len(missing)):
@@ -45,6 +47,9 @@ def sweep(
                     found[spec] = trial
                     progress(number, len(specs), f"{spec.system} {spec.model.name} {spec.workload.seq_len}")
             except BaseException:
+                # Whoever stops a sweep does not want to wait for the cells under way.
+                for worker in set(active_children()) - others:
+                    worker.terminate()
                 executor.shutdown(wait=False, cancel_futures=True)
                 raise
     return [trial for trial in (found[spec] for spec in specs) if trial is not None]
@@ -59,6 +64,10 @@ def reusable(store: Store, spec: CaseSpec, model: CostModel, budget: int | None)
         return trial.code_digest == digest and trial.assumption_values == values and same_search
 
     return store.find(spec, matches)
+
+
+def _end_when_interrupted() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _simulate(spec: CaseSpec, model: CostModel, budget: int | None) -> str:

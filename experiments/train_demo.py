@@ -88,7 +88,10 @@ def apart(losses: dict[str, list[float]]) -> list[str]:
 def _panels(case: Case, executed: Any) -> list[tuple[str, Any, Any]]:
     placement = plan_of(case).placement
     simulated = predict(case, CostModel.named().values).timeline
-    return [(f"{case.system}, executed", executed, placement), (f"{case.system}, nominal CPU costs", simulated, placement)]
+    return [
+        (f"{case.system}, executed", executed, placement),
+        (f"{case.system}, nominal CPU costs", simulated, placement),
+    ]
 
 
 def _table(runs: dict[str, Measured], reports: dict[str, Any]) -> Table:

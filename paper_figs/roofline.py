@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-COLUMNS = ("model", "cluster", "assumptions", "seq_len", "side", "top_k", "copies", "intensity", "attainable_flops_per_s")
-COLUMNS += ("compute_flops_per_s", "link_bytes_per_s")
+NAMES_OF_ROW = ("model", "cluster", "assumptions", "seq_len", "side", "top_k", "copies")
+COLUMNS = (*NAMES_OF_ROW, "intensity", "attainable_flops_per_s", "compute_flops_per_s", "link_bytes_per_s")
 COLOURS = {"attention": "#0072b2", "expert": "#d55e00", "colocated": "#5f5f5f"}
 MARKERS = {"attention": "o", "expert": "^", "colocated": "s"}
 NAMES = {"attention": "attention GPUs", "expert": "expert GPUs", "colocated": "colocated: both on one GPU"}
@@ -72,11 +72,21 @@ def _draw_model(ax: "Axes", rows: "DataFrame") -> None:
         roof, link = points["compute_flops_per_s"].max(), points["link_bytes_per_s"].max()
         ridge = roof / link
         behind = 0 if side == "colocated" else 1
-        ax.plot([low, ridge, high], [low * link / 1e12, roof / 1e12, roof / 1e12], color=colour, alpha=0.55, zorder=behind)
+        heights = [low * link / 1e12, roof / 1e12, roof / 1e12]
+        ax.plot([low, ridge, high], heights, color=colour, alpha=0.55, zorder=behind)
         x, y = points["intensity"], points["attainable_flops_per_s"] / 1e12
         ax.plot(
-            x, y, color=colour, marker=MARKERS[str(side)], markersize=4, linewidth=0.8, linestyle=":",
-            markeredgecolor="white", markeredgewidth=0.4, label=NAMES[str(side)], zorder=3 + behind,
+            x,
+            y,
+            color=colour,
+            marker=MARKERS[str(side)],
+            markersize=4,
+            linewidth=0.8,
+            linestyle=":",
+            markeredgecolor="white",
+            markeredgewidth=0.4,
+            label=NAMES[str(side)],
+            zorder=3 + behind,
         )
         _label_lengths(ax, points, colour, below=side != "attention")
 
@@ -110,7 +120,7 @@ def _caption(frame: "DataFrame", narrow: bool) -> str:
     cluster, assumptions = ", ".join(dict.fromkeys(frame["cluster"])), ", ".join(dict.fromkeys(frame["assumptions"]))
     copies = ", ".join(_COPIES.get(way, way) for way in dict.fromkeys(frame["copies"]))
     text = (
-        f"simulated; assumptions: {assumptions}; cluster: {cluster}; dispatch: {copies} of a token. Slopes: a GPU's own "
-        "links; colocated, what stays in the node does not count. Plateaus: what the side's kernels reach at best."
+        f"simulated; assumptions: {assumptions}; cluster: {cluster}; dispatch: {copies} of a token. Slopes: a GPU's "
+        "own links; colocated, what stays in the node does not count. Plateaus: what the side's kernels reach at best."
     )
     return "\n".join(textwrap.wrap(text, 92 if narrow else 165))

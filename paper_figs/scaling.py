@@ -1,5 +1,6 @@
 """Scaling: throughput per GPU over the number of nodes, a column a model, weak above strong."""
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from bench.errors import BadInput
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("mode", "model", "system", "status", "source", "num_gpus", "global_batch_tokens")
 RATE = "tokens_per_s_per_gpu"
-_LEFT_IN, _RIGHT_IN, _GAP_IN, _HIGH_IN, _ABOVE_IN, _BELOW_IN = 0.55, 0.08, 0.3, 1.25, 0.32, 0.62
+_LEFT_IN, _RIGHT_IN, _GAP_IN, _HIGH_IN, _ABOVE_IN, _BELOW_IN = 0.55, 0.08, 0.3, 1.25, 0.42, 0.66
 
 
 def draw(frame: "DataFrame") -> "Figure":
@@ -62,7 +63,8 @@ def draw(frame: "DataFrame") -> "Figure":
                     ax.set_xlabel("GPUs")
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="upper center", ncols=len(labels))
-        figure.text(0.01, 0.01, _caption(cells), fontsize=SMALL_PT, color=MUTED, va="bottom")
+        lines = textwrap.wrap(_caption(cells), int(22 * width))
+        figure.text(0.01, 0.01, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
     return figure
 
 
@@ -86,7 +88,8 @@ def _panel(ax: "Axes", cells: "DataFrame") -> None:
     ax.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
     ax.set_xticks(sizes, [str(size) for size in sizes])
     ax.minorticks_off()
-    ax.set_ylim(bottom=0)
+    top = float(cells.loc[cells["status"] == "ok", RATE].max()) / 1e3 if (cells["status"] == "ok").any() else 1.0
+    ax.set_ylim(0, 1.1 * top)
     ax.grid(axis="y")
 
 

@@ -46,7 +46,11 @@ def cases(draw: st.DrawFn) -> Case:
     if draw(st.booleans()):
         pp = draw(st.sampled_from([1, 2, 4]))
         vpp = draw(st.sampled_from([1, 2])) if pp == 2 and microbatches % pp == 0 else 1
-        return make_case("ep", model, ep=draw(st.sampled_from([1, 2, 4])), pp=pp, vpp=vpp, **common)
+        system = draw(st.sampled_from(["ep", "tutel", "comet"]))
+        sliced = {} if system == "ep" else {"chunks": draw(st.sampled_from([1, 2, 4, 8]))}
+        fused = {"comm_sms": draw(st.sampled_from([1, 20, 40]))} if system == "comet" else {}
+        ranks = draw(st.sampled_from([1, 2, 4]))
+        return make_case(system, model, ep=ranks, pp=pp, vpp=vpp, **sliced, **fused, **common)
     groups = draw(st.integers(1, 4))
     chunk = draw(st.integers(1, model.num_layers // groups))
     shared = draw(st.sampled_from(["attention", "expert"])) if model.num_shared_experts else "attention"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
-from bench.action import COMPUTE, Action, Kind, Pass
+from bench.action import COMPUTE, IN_CHUNKS, Action, Kind, Pass
 from bench.edges import Edge, edges, ends
 from bench.models import Model
 from bench.placement import Group, Placement
@@ -42,9 +43,10 @@ def random_plan(model: Model, num_microbatches: int, seed: int) -> Plan:
     chance = random.Random(seed)
     placement = random_placement(model, chance)
     recompute = chance.choice(["none", "full", "redispatch"])
+    chunks = (1, 2, 1, 4)[seed % 4]
     queues: dict[tuple[str, str], list[Action]] = {(group.name, "compute"): [] for group in placement.groups}
     streams: dict[tuple[str, Kind, Pass], str] = {}
-    for action in _random_order(list(edges(model, placement, recompute)), num_microbatches, chance):
+    for action in _random_order(list(edges(model, placement, recompute, chunks)), num_microbatches, chance):
         if action.kind in COMPUTE:
             group = placement.home(action.kind, action.layer)
             choices = ["compute", "weights"] if action.pass_ is Pass.W else ["compute"]
@@ -63,7 +65,20 @@ def random_plan(model: Model, num_microbatches: int, seed: int) -> Plan:
         num_microbatches,
         chance.choice(["expert", "rank"]),
         recompute,
+        chunks=chunks,
     )
+
+
+def in_chunks(plan: Plan, chunks: int) -> Plan:
+    """The same plan with chunk after chunk in the place of the whole micro-batch."""
+
+    def cut(action: Action) -> list[Action]:
+        return [action._replace(chunk=c) for c in range(chunks if action.kind in IN_CHUNKS else 1)]
+
+    queues = {
+        key: ActionColumn.of(piece for action in queue for piece in cut(action)) for key, queue in plan.queues.items()
+    }
+    return replace(plan, queues=queues, chunks=chunks)
 
 
 def _random_order(graph: list[Edge], num_microbatches: int, chance: random.Random) -> list[Action]:
@@ -74,8 +89,9 @@ def _random_order(graph: list[Edge], num_microbatches: int, chance: random.Rando
             after.setdefault(behind, set()).add(before)
             after.setdefault(before, set())
     # A combine is received by the row map, which comes with the residual.
-    for action in [one for one in after if one.kind is Kind.RESIDUAL and one.pass_ is Pass.F]:
-        after[action._replace(kind=Kind.COMBINE)].add(action)
+    for action in [one for one in after if one.kind is Kind.COMBINE and one.pass_ is Pass.F]:
+        residual = action._replace(kind=Kind.RESIDUAL, chunk=0)
+        after[action] |= {residual} & after.keys()
     # Rows that come once more are counted as the first time.
     for action in [one for one in after if one.kind is Kind.DISPATCH and one.pass_ is Pass.R]:
         after[action].add(action._replace(pass_=Pass.F))

@@ -4,12 +4,15 @@ from itertools import pairwise
 
 import pytest
 
-from bench.action import Action, Kind, Pass
+from bench.action import Action, Kind, Pass, view
+from bench.assumptions import get_assumptions
 from bench.check import check
 from bench.lower import lower
 from bench.models import get_model
 from bench.plan import Plan
-from bench.system import plan_of
+from bench.predict import predict
+from bench.program import Op
+from bench.system import get_system, plan_of
 from systems.baselines.interleaved import num_warmup, order
 from tests.cases import make_case
 
@@ -89,6 +92,61 @@ def _neighbour_is_attention_f(made: Plan, group: str, wgrad: Action) -> bool:
     queue = list(made.queues[group, "compute"])
     before = queue[queue.index(wgrad._replace(pass_=Pass.B)) - 1]
     return before.kind is Kind.ATTENTION and before.pass_ is Pass.F
+
+
+def of_layer(made: Plan, stream: str, layer: int, pass_: Pass) -> list[str]:
+    queue = made.queues["S0", stream]
+    chosen = [a for a in queue if a.layer == layer and a.pass_ is pass_ and a.kind not in (Kind.SYNC, Kind.UPDATE)]
+    return [f"{a.word}.{a.chunk}" for a in chosen]
+
+
+def test_tutel_sends_all_then_gathers_all_and_reverses_the_backward() -> None:
+    made = plan("tutel", 1, ep=2, chunks=3, mbs=3)
+    sent, gathered = [f"dispatch.{c}" for c in range(3)], [f"combine.{c}" for c in range(3)]
+    assert of_layer(made, "all-to-all", 5, Pass.F) == sent + gathered
+    assert of_layer(made, "all-to-all", 5, Pass.B) == gathered[::-1] + sent[::-1]
+    assert of_layer(made, "compute", 5, Pass.F) == ["attn.0", "expert.0", "expert.1", "expert.2"]
+    assert of_layer(made, "compute", 5, Pass.B) == ["expert.2", "expert.1", "expert.0", "attn.0"]
+    # An input gradient and its weight gradient stand together.
+    backward = [(a.pass_.name, a.chunk) for a in made.queues["S0", "compute"] if a.kind is Kind.EXPERT and a.layer == 5]
+    assert backward[3:] == [("B", 2), ("W", 2), ("B", 1), ("W", 1), ("B", 0), ("W", 0)]
+
+
+@pytest.mark.parametrize("system", ["tutel", "comet"])
+def test_slices_overlap_with_nothing_outside_their_layer(system: str) -> None:
+    """In the compute stream a layer's experts stand between its attention and the next layer's; stages are those of ep."""
+    fused = {"comm_sms": 20} if system == "comet" else {}
+    made, plain = plan(system, 4, ep=2, pp=2, vpp=2, chunks=4, **fused), plan("ep", 4, ep=2, pp=2, vpp=2)
+    for group in ("S0", "S1"):
+        whole = [a for a in plain.queues[group, "compute"] if a.kind not in (Kind.DISPATCH, Kind.COMBINE)]
+        assert list(dict.fromkeys(a._replace(chunk=0) for a in made.queues[group, "compute"])) == whole
+        assert made.queues[group, "hops"] == plain.queues[group, "hops"]
+
+
+def test_comet_dispatches_the_next_slice_beside_the_experts_of_this_one() -> None:
+    made = plan("comet", 1, ep=2, chunks=4, comm_sms=20)
+    assert made.traits == ("modelled-only",)
+    assert of_layer(made, "to-experts", 3, Pass.F) == [f"dispatch.{c}" for c in range(4)]
+    assert of_layer(made, "from-experts", 3, Pass.F) == [f"combine.{c}" for c in range(4)]
+    case = make_case("comet", "mixtral-8x7b", ep=8, seq_len=8192, microbatches=1, chunks=4, comm_sms=20)
+    timeline = predict(case, get_assumptions()).timeline
+    at = {
+        (str(view(int(code))), Op(op)): (start, end)
+        for code, op, start, end in zip(timeline.code, timeline.op, timeline.start_s, timeline.end_s, strict=True)
+    }
+    for c in (1, 2):
+        begins, ends = at[f"expert:F3.0.{c}", Op.COMPUTE]
+        assert at[f"dispatch:F3.0.{c + 1}", Op.RECV][0] < ends
+        assert begins < at[f"combine:F3.0.{c - 1}" if c > 1 else "combine:F3.0", Op.RECV][1]
+
+
+def test_a_space_has_slices_that_divide() -> None:
+    spec = make_case("tutel", seq_len=12, microbatches=16)
+    degrees = {(layout.mbs, layout.chunks) for layout in get_system("tutel").space(spec)}
+    assert degrees == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (2, 8)}
+    fused = {(layout.mbs, layout.chunks) for layout in get_system("comet").space(spec)}
+    assert fused == {(1, 4), (2, 8)}
+    assert {layout.comm_sms for layout in get_system("comet").space(spec)} == {4, 8, 16, 20, 32}
 
 
 @pytest.mark.parametrize(("ranks", "m"), [(2, 4), (2, 8), (4, 8), (4, 10)])

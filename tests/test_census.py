@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 
-from bench.action import COMPUTE, Action
+from bench.action import COMPUTE, IN_CHUNKS, Action
 from bench.assumptions import get_assumptions
 from bench.case import Case
 from bench.census import census
@@ -16,10 +16,11 @@ from tests.cases import cases
 @given(cases())
 def test_a_census_counts_every_action_once(case: Case) -> None:
     plan = plan_of(case)
-    every = {e for edge in edges(case.model, plan.placement, plan.recompute) for e in edge[:3] if isinstance(e, Action)}
-    apart = census(case.model, plan.placement, plan.recompute, layers_alike=False)
-    assert apart == dict.fromkeys(every, 1)
-    together = census(case.model, plan.placement, plan.recompute, layers_alike=True)
+    at = (case.model, plan.placement, plan.recompute, plan.chunks)
+    every = {e for edge in edges(*at) for e in edge[:3] if isinstance(e, Action)}
+    apart = census(*at, layers_alike=False)
+    assert apart == {e: plan.chunks if e.kind in IN_CHUNKS else 1 for e in every if e.chunk == 0}
+    together = census(*at, layers_alike=True)
     assert sum(together.values()) == len(every)
     assert together.keys() <= every
 
@@ -31,7 +32,8 @@ def test_actions_counted_together_cost_the_same(case: Case) -> None:
     costs = costs_of(case, plan.placement, get_assumptions("h200-measured"))
     for alike in (True, False):
         total = {group.name: 0.0 for group in plan.placement.groups}
-        for action, times in census(case.model, plan.placement, plan.recompute, layers_alike=alike).items():
+        counted = census(case.model, plan.placement, plan.recompute, plan.chunks, layers_alike=alike)
+        for action, times in counted.items():
             if action.kind in COMPUTE:
                 total[plan.placement.home(action.kind, action.layer)] += times * float(costs.seconds(action).sum())
         if alike:

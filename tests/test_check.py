@@ -1,6 +1,7 @@
 """Checking: right plans pass, each kind of fault gives its own error with the queue around it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +20,7 @@ Queue = list[Action]
 
 
 def edited(plan: Plan, key: tuple[str, str], edit: Callable[[Queue], Queue]) -> Plan:
-    queues = {**plan.queues, key: ActionColumn.of(edit(list(plan.queues[key])))}
-    return Plan(plan.system, plan.placement, queues, plan.num_microbatches, plan.copies, plan.recompute)
+    return replace(plan, queues={**plan.queues, key: ActionColumn.of(edit(list(plan.queues[key])))})
 
 
 def fault(plan: Plan) -> PlanError:
@@ -43,6 +43,16 @@ def plan() -> Plan:
 def test_a_missing_action_is_named(plan: Plan) -> None:
     error = fault(edited(plan, ("F0", "compute"), lambda q: [a for a in q if str(a) != "expert:W2.1"]))
     assert "expert:W2.1 is missing" in str(error) and "F0" in error.grid
+
+
+def test_a_chunk_that_is_missing_or_too_many_is_named() -> None:
+    plan = plan_of(make_case("tutel", microbatches=2, ep=2, chunks=2))
+    error = fault(edited(plan, ("S0", "all-to-all"), lambda q: [a for a in q if str(a) != "combine:B2.1.1"]))
+    assert "combine:B2.1.1 is missing" in str(error)
+    error = fault(edited(plan, ("S0", "compute"), lambda q: [Action.parse("expert:F0.0.2"), *q]))
+    assert error.value == "expert:F0.0.2"
+    error = fault(edited(plan, ("S0", "compute"), lambda q: [Action.parse("attn:F0.0.1"), *q]))
+    assert error.value == "attn:F0.0.1"
 
 
 def test_an_action_done_twice_is_shown(plan: Plan) -> None:
@@ -112,8 +122,7 @@ def test_random_swaps_either_run_in_python_too_or_are_deadlocks(case: Case, rand
     body = len(codes) - 2 if len(codes) > 3 else len(codes)
     i, j = random.randrange(body), random.randrange(body)  # type: ignore[attr-defined]
     codes[[i, j]] = codes[[j, i]]
-    queues = {**plan.queues, key: ActionColumn(codes)}
-    shuffled = Plan(plan.system, plan.placement, queues, plan.num_microbatches, plan.copies, plan.recompute)
+    shuffled = replace(plan, queues={**plan.queues, key: ActionColumn(codes)})
     try:
         program = lower(shuffled, case.model)
     except PlanError:

@@ -1,3 +1,4 @@
+from itertools import product
 from math import comb, log2
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 from cases import cases, make_case
 from hypothesis import given, settings
 
+from bench import predict
 from bench.action import COMPUTE, Action, Kind, Pass
 from bench.assumptions import ASSUMPTIONS, Assumptions, get_assumptions
 from bench.case import Case, batch_of
@@ -27,12 +29,7 @@ def placement_of(case: Case) -> Placement:
 
 
 def costs_of(case: Case, assumed: Assumptions = DATASHEET) -> Costs:
-    placement = placement_of(case)
-    replicas = batch_of(case, placement).num_replicas
-    layout = case.layout
-    return Costs(
-        case, placement, copies=layout.copies, recompute=layout.recompute, num_replicas=replicas, assumptions=assumed
-    )
+    return predict.costs_of(case, placement_of(case), assumed)
 
 
 def with_routing(case: Case, name: str) -> Case:
@@ -40,7 +37,7 @@ def with_routing(case: Case, name: str) -> Case:
 
 
 def actions_of(costs: Costs) -> set[Action]:
-    graph = edges(costs.case.model, costs.placement, costs.recompute)
+    graph = edges(costs.case.model, costs.placement, costs.recompute, costs.chunks)
     return {end for edge in graph for end in (edge.src, edge.dst, edge.via) if end is not None}
 
 
@@ -307,6 +304,69 @@ def test_costs_do_not_depend_on_the_micro_batch() -> None:
         assert np.array_equal(cost(first), cost(later))
 
 
+def sliced(system: str, chunks: int, model: str = "mixtral-8x7b", ep: int = 8, **layout: int) -> Costs:
+    case = make_case(system, model, cluster="h800x2", ep=ep, seq_len=4096, chunks=chunks, **layout)
+    return costs_of(case, get_assumptions("h200-measured"))
+
+
+def test_a_chunk_is_its_share_of_rows_with_costs_of_its_own() -> None:
+    whole, chunk = sliced("tutel", 1), sliced("tutel", 4)
+    for pass_ in (Pass.F, Pass.B, Pass.W):
+        expert = Action(Kind.EXPERT, pass_, 1)
+        assert chunk.flops(expert) * 4 == pytest.approx(whole.flops(expert))
+        assert (chunk.seconds(expert) * 4 > whole.seconds(expert)).all()
+    for kind, pass_ in product((Kind.DISPATCH, Kind.COMBINE), (Pass.F, Pass.B)):
+        sent = Action(kind, pass_, 1)
+        assert chunk.message(sent).num_bytes * 4 == pytest.approx(whole.message(sent).num_bytes)
+        assert chunk.ports(sent).latency_s == pytest.approx(whole.ports(sent).latency_s)
+    for held in (Held.FORWARD, Held.BACKWARD):
+        expert = Action(Kind.EXPERT, Pass.F if held is Held.FORWARD else Pass.B, 1)
+        assert chunk.held_bytes(held, expert) * 4 == pytest.approx(whole.held_bytes(held, expert))
+    # Attention is not cut; it packs every chunk with a kernel of its own.
+    attention = Action(Kind.ATTENTION, Pass.F, 1)
+    assert chunk.flops(attention) == pytest.approx(whole.flops(attention))
+    assert chunk.seconds(attention) - whole.seconds(attention) == pytest.approx(3 * whole.assumed.kernel_s)
+
+
+def test_few_rows_a_chunk_read_the_experts_weights_once_a_chunk() -> None:
+    expert = Action(Kind.EXPERT, Pass.F, 1)
+    whole, chunk = (
+        costs_of(make_case("tutel", "mixtral-8x7b", ep=2, seq_len=64, chunks=chunks)) for chunks in (1, 8)
+    )
+    assert chunk.seconds(expert) == pytest.approx(whole.seconds(expert), rel=0.02)
+
+
+@pytest.mark.parametrize("comm_sms", [4, 20, 32])
+def test_a_fused_exchange_takes_sms_from_the_experts_and_nothing_a_chunk(comm_sms: int) -> None:
+    plain, fused = sliced("ep", 1), sliced("comet", 8, comm_sms=comm_sms)
+    for pass_, factor in ((Pass.F, 132 / (132 - comm_sms)), (Pass.B, 132 / (132 - comm_sms)), (Pass.W, 1.0)):
+        expert = Action(Kind.EXPERT, pass_, 1)
+        assert fused.seconds(expert) * 8 == pytest.approx(plain.seconds(expert) * factor)
+    attention = Action(Kind.ATTENTION, Pass.F, 1)
+    assert fused.seconds(attention) == pytest.approx(plain.seconds(attention))
+    share = min(1.0, comm_sms / 20)
+    for kind in (Kind.DISPATCH, Kind.COMBINE):
+        slow, fast = fused.ports(Action(kind, Pass.F, 1)), plain.ports(Action(kind, Pass.F, 1))
+        assert slow.nvlink_send_s * 8 * share == pytest.approx(fast.nvlink_send_s)
+        assert slow.latency_s == pytest.approx(fast.latency_s)
+    assert not any(column.any() for column in fused.with_free_communication().ports(Action(Kind.DISPATCH)))
+
+
+def test_sms_are_not_taken_twice() -> None:
+    case = make_case("comet", "mixtral-8x7b", ep=8, seq_len=4096, chunks=8, comm_sms=16)
+    expert = Action(Kind.EXPERT, Pass.F)
+    usual = costs_of(case, DATASHEET).seconds(expert)
+    for everywhere, taken in ((8, 16), (32, 32)):
+        also = costs_of(case, DATASHEET.with_overrides([f"communication_sms={everywhere}"])).seconds(expert)
+        assert also == pytest.approx(usual * (132 - 16) / (132 - taken))
+
+
+@pytest.mark.parametrize("comm_sms", [0, 132])
+def test_a_fused_kernel_needs_sms_for_both(comm_sms: int) -> None:
+    with pytest.raises(BadInput, match=r"layout\.comm_sms"):
+        plan_of(make_case("comet", ep=2, comm_sms=comm_sms))
+
+
 def test_free_communication_is_free() -> None:
     costs = costs_of(make_case("ep", ep=4, pp=2, cluster="h800x2")).with_free_communication()
     assert all(costs.transfer_s(action) == 0 for action in actions_of(costs) if action.kind not in COMPUTE)
@@ -341,14 +401,16 @@ OVERRIDES = {
     "transfer_s": "0.5",
     "kernel_s": "0.5",
     "communication_sms": "64",
+    "saturating_sms": "40",
 }
 
 
 def all_seconds(assumed: Assumptions) -> float:
-    """Everything that takes time, in two layouts that use every link."""
+    """Everything that takes time, in three layouts that use every link."""
     total = 0.0
     for system, layout in (
         ("ep", {"ep": 16}),
+        ("comet", {"ep": 16, "chunks": 8, "comm_sms": 16}),
         ("disagmoe", {"attention_ranks": 8, "expert_ranks": 4, "groups": 2}),
     ):
         case = make_case(system, "qwen3-30b", cluster="h800x6", seq_len=8192, replicas=2, **layout)

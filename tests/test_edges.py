@@ -2,9 +2,9 @@
 
 from hypothesis import given, settings
 
-from bench.action import Action, Kind
+from bench.action import IN_CHUNKS, Action, Kind, Pass
 from bench.case import Case
-from bench.edges import Rows, Term, Volume, edges, ends
+from bench.edges import Edge, Rows, Term, Volume, edges, ends
 from bench.models import get_model
 from bench.system import plan_of
 from tests.cases import cases, make_case
@@ -53,17 +53,36 @@ def test_a_dense_layer_has_no_experts_and_hops() -> None:
     assert any(e.via and str(e.via) == "hop:F1.0" for e in graph)
 
 
+def test_chunks_pass_the_experts_by_themselves_and_all_else_is_whole() -> None:
+    case = make_case("disagmoe", groups=2)
+    at = plan_of(case).placement
+    whole = list(edges(case.model, at, "redispatch"))
+    cut = list(edges(case.model, at, "redispatch", 3))
+
+    def joined(edge: Edge) -> Edge:
+        ends = (None if a is None else a._replace(chunk=0) for a in edge[:3])
+        return Edge(*ends, edge.volume)
+
+    assert {joined(edge) for edge in cut} == set(whole)
+    for edge in whole:
+        pieces = [piece for piece in cut if joined(piece) == edge]
+        of_experts = IN_CHUNKS & {a.kind for a in edge[:3] if a}
+        assert len(pieces) == (3 if of_experts else 1)
+        for c, piece in enumerate(pieces):
+            assert all(a.chunk == (c if a.kind in IN_CHUNKS else 0) for a in piece[:3] if a)
+
+
 @settings(max_examples=40, deadline=None)
 @given(cases())
 def test_forward_and_backward_mirror_each_other(case: Case) -> None:
     """Every forward transfer has its backward the other way, and the graph has no cycle."""
     plan = plan_of(case)
-    graph = list(edges(case.model, plan.placement))
+    graph = list(edges(case.model, plan.placement, chunks=plan.chunks))
     forward = {e.via: e for e in graph if e.via and e.via.pass_ == 0}
     backward = {e.via: e for e in graph if e.via and e.via.pass_ == 1}
     assert {(a.kind, a.layer) for a in forward} == {(a.kind, a.layer) for a in backward}
     for action in forward:
-        there, back = ends(plan.placement, action), ends(plan.placement, action._replace(pass_=1))
+        there, back = ends(plan.placement, action), ends(plan.placement, action._replace(pass_=Pass.B))
         assert there == back[::-1]
     inputs: dict[Action, set[Action]] = {}
     for e in graph:

@@ -174,6 +174,30 @@ def test_failed_tasks_are_run_again_only_if_asked(ledger: Ledger) -> None:
     assert len(list(ledger.results.glob("*.json"))) == 1
 
 
+def test_a_task_that_is_opened_again_starts_afresh(ledger: Ledger) -> None:
+    one = task()
+    events(job_of(ledger, one, attempt=3), one)
+    judge = Judge(ledger, 3, confirm_s=0)
+    claim = ledger.claims([one.key])[one.key]
+    assert judge.decide(claim, queue_of("TIMEOUT")).what == "final"
+    ledger.commit(one.key, one.failed("timeout", "too slow"))
+    adopt(ledger, [one], retry_failed=True)
+    verdict = judge.decide(claim, queue_of("TIMEOUT"))
+    assert (verdict.what, verdict.attempt) == ("again", 1)
+
+
+def test_a_success_does_not_hide_behind_an_earlier_failure(ledger: Ledger) -> None:
+    one = task()
+    ledger.commit(one.key, one.failed("error", "bad luck"))
+    adopt(ledger, [one], retry_failed=True)
+    assert ledger.commit(one.key, one.run())
+    kept = ledger.trial(one.key)
+    assert kept is not None and kept.status == "ok"
+    assert len(list(ledger.results.glob("*.json"))) == 2
+    adopt(ledger, [one], retry_failed=False)
+    assert ledger.trial(one.key) == kept
+
+
 # --- choosing and packing ---
 
 
@@ -417,7 +441,9 @@ def test_an_end_counts_once_it_was_seen_for_a_while(ledger: Ledger) -> None:
     claim = ledger.claims([one.key])[one.key]
     judge = Judge(ledger, 3, confirm_s=0.05)
     assert judge.decide(claim, queue_of("NODE_FAIL")).what == "wait"
-    assert judge.decide(claim, queue_of("PENDING")).what == "wait"
+    time.sleep(0.06)
+    assert judge.decide(claim, queue_of("PENDING")).what == "wait"  # Slurm has queued it again
+    assert judge.decide(claim, queue_of("NODE_FAIL")).what == "wait"
     time.sleep(0.06)
     assert judge.decide(claim, queue_of("NODE_FAIL")).what == "again"
 

@@ -17,6 +17,9 @@ GOLDEN_CASES = {
     "ep-one-stage": make_case("ep", microbatches=2, ep=2),
     "ep-1f1b": make_case("ep", microbatches=4, ep=2, pp=2),
     "ep-interleaved": make_case("ep", microbatches=4, ep=1, pp=2, vpp=2),
+    "tutel": make_case("tutel", microbatches=2, ep=2, pp=2, chunks=2),
+    "tutel-redispatch": make_case("tutel", "tiny-shared", microbatches=1, ep=2, chunks=4, recompute="redispatch"),
+    "comet": make_case("comet", microbatches=1, ep=2, chunks=2, comm_sms=20),
     "disagmoe-one-group": make_case("disagmoe", microbatches=3, attention_ranks=1, expert_ranks=1),
     "disagmoe-two-groups": make_case(
         "disagmoe", microbatches=4, groups=2, attention_ranks=2, expert_ranks=1, round_length=2
@@ -55,6 +58,8 @@ def test_comments_and_line_breaks_do_not_matter() -> None:
         ("group S0 = 0..1", "group S0 0..1", "S0 0..1"),
         ("microbatches=4", "microbatches=four", "microbatches=N"),
         ("copies=rank", "copies=pod", "'pod'"),
+        ("copies=rank", "copies=rank chunks=two", "chunks=N"),
+        ("copies=rank", "copies=rank chunks=2000", "1 to 1024"),
         ("home head S1", "home head S9", "S9"),
         ("home join S0 S0 S1 S1\n", "", "join"),
         ("queue S1 hops", "queue S7 hops", "S7"),

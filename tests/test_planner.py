@@ -1,4 +1,4 @@
-"""The planner: the programme against exhaustive search, its coefficients against the cost model, and what it refuses."""
+"""The planner: its programme against exhaustive search, its coefficients against the cost model, what it refuses."""
 
 import itertools
 import json
@@ -175,12 +175,8 @@ def test_a_solver_without_time_is_refused_and_one_with_little_says_so() -> None:
     programme = problem(spec("qwen3-30b", "h800x64", 1024, 4096), ASSUMED)
     with pytest.raises(BadInput, match="time_limit_s"):
         allocate(programme, time_limit_s=0)
-    try:
-        found = allocate(programme, time_limit_s=1e-6)
-    except BadInput as error:
-        assert error.field == "time_limit_s"
-    else:
-        assert found.steps_per_s <= found.most_steps_per_s
+    with pytest.raises(BadInput, match=r"time_limit_s.*no allocation was found in that time"):
+        allocate(programme, time_limit_s=1e-9)
 
 
 @pytest.mark.parametrize(("field", "value"), [("tiling", "halves"), ("nics", "all")])

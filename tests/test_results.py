@@ -50,6 +50,8 @@ def test_foreign_and_truncated_files_are_named_once_and_left_out(tmp_path: Path)
     (tmp_path / "cut.json").write_text(good.read_text()[:200])
     (tmp_path / "other.json").write_text('{"some": "thing"}')
     (tmp_path / "notes.txt").write_text("not looked at")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "state.json").write_text("{}")
     with pytest.warns(ResultsWarning) as caught:
         frame = load([tmp_path])
     assert len(frame) == 1
@@ -58,6 +60,7 @@ def test_foreign_and_truncated_files_are_named_once_and_left_out(tmp_path: Path)
     assert "cut.json" in text
     assert "other.json" in text
     assert "notes" not in text
+    assert "state.json" not in text
 
 
 def test_find_gives_a_finished_trial_that_matches(tmp_path: Path) -> None:

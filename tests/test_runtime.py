@@ -45,6 +45,7 @@ CASES = [
     "disagmoe tiny groups=2 recompute=redispatch deferred_w=2",
     "megatron-overlap tiny-shared ep=2 pp=2 vpp=2",
     "dualpipe-v tiny ep=2 pp=2 vpp=2 microbatches=8",
+    "tutel tiny-shared ep=4 copies=expert chunks=4 microbatches=2",
 ]
 
 
@@ -122,7 +123,7 @@ def test_gradients_of_steps_add_up_until_they_are_used(pool: RankPool) -> None:
     assert_is_reference(run, execute(pool, run))
 
 
-@pytest.mark.parametrize("text", [CASES[1], CASES[2], CASES[4], CASES[10], CASES[11], CASES[12]])
+@pytest.mark.parametrize("text", [CASES[1], CASES[2], CASES[4], CASES[10], CASES[11], CASES[12], CASES[17]])
 def test_traffic_is_that_of_the_programs_volumes(pool: RankPool, text: str) -> None:
     run = parse(text)
     results = [result for result, _ in execute(pool, run)]
@@ -163,10 +164,10 @@ def rows_between(run: Run, results: list[StepResult], rows: Rows, action, i: int
     outward = (action.kind is Kind.DISPATCH) == (action.pass_ is Pass.F)
     data_rank, expert_rank = (i, j) if outward else (j, i)
     holder = placement.by_name[placement.attention[action.layer]].first + data_rank
-    ids = results[holder].expert_ids[action.layer, action.microbatch].tolist()
+    ids = results[holder].expert_ids[action.layer, action.microbatch].chunk(run.program.plan.chunks)
     num_ranks = placement.by_name[placement.home(Kind.EXPERT, action.layer)].size
     per_rank = model.num_experts // num_ranks
-    there = [[e for e in chosen if e // per_rank == expert_rank] for chosen in ids]
+    there = [[e for e in chosen if e // per_rank == expert_rank] for chosen in ids[action.chunk].tolist()]
     if placement.shared_on == "expert" and model.num_shared_experts:
         for token, chosen in enumerate(there):
             if (data_rank * tokens + token) % num_ranks == expert_rank:

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +22,7 @@ from bench.metrics import bubble_fraction, exposed_by_free_comm_s, exposed_comm_
 from bench.models import get_model
 from bench.plan import ActionColumn, Plan
 from bench.program import Held, Op, Program
+from bench.predict import costs_of
 from bench.simulate import peak_bytes, simulate
 from bench.system import plan_of
 from bench.timeline import Timeline
@@ -33,16 +34,7 @@ PORTS = ("nic out", "nvlink out", "nic in", "nvlink in")
 def lowered(case: Case, routing: str = "balanced", assumed: str = "h200-measured") -> tuple[Program, Costs]:
     case = case.model_copy(update={"workload": case.workload.model_copy(update={"routing": routing})})
     program = lower(plan_of(case), case.model)
-    plan = program.plan
-    replicas = batch_of(case, plan.placement).num_replicas
-    return program, Costs(
-        case,
-        plan.placement,
-        copies=plan.copies,
-        recompute=plan.recompute,
-        num_replicas=replicas,
-        assumptions=get_assumptions(assumed),
-    )
+    return program, costs_of(case, program.plan.placement, get_assumptions(assumed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,12 +136,11 @@ def _end_last(codes: Codes) -> Codes:
 
 
 def _with_queue(plan: Plan, codes: Codes) -> Plan:
-    queues = {**plan.queues, ("S0", "compute"): ActionColumn(codes)}
-    return Plan(plan.system, plan.placement, queues, plan.num_microbatches, plan.copies, plan.recompute)
+    return replace(plan, queues={**plan.queues, ("S0", "compute"): ActionColumn(codes)})
 
 
 def actions_of(costs: Costs) -> set[Action]:
-    graph = edges(costs.case.model, costs.placement, costs.recompute)
+    graph = edges(costs.case.model, costs.placement, costs.recompute, costs.chunks)
     return {end for edge in graph for end in (edge.src, edge.dst, edge.via) if end is not None}
 
 

@@ -17,8 +17,10 @@ from bench.program import Op
 torch = pytest.importorskip("torch")
 
 from bench.execute.job import Job  # noqa: E402
+from bench.execute.staged import warm_up  # noqa: E402
 from bench.execute.sync import OptimizerSettings  # noqa: E402
 from bench.execute.train import StepRecord, executed_timeline, train  # noqa: E402
+from bench.execute.trainer import RankTrainer  # noqa: E402
 
 MODEL = Model(
     name="bytes",
@@ -199,6 +201,21 @@ def test_impossible_runs_are_refused(pool: RankPool) -> None:
         train(case_of("ep"), steps=1, pool=pool, data="poetry")
     with RankPool(2) as few, pytest.raises(BadInput, match="at least 4"):
         train(case_of("ep"), steps=1, pool=few)
+
+
+def losses_after_warming_up(job: Job, warm: bool) -> list[float]:
+    """This rank's part of the losses of two steps."""
+    trainer = RankTrainer(job, QUICK)
+    if warm:
+        warm_up(trainer.worker, lambda microbatch: torch.zeros(job.batch.mbs, 33, dtype=torch.int64))
+    return [trainer.step(number).loss for number in range(2)]
+
+
+@pytest.mark.parametrize("name", ["ep", "disagmoe twice"])
+def test_warming_up_over_host_memory_leaves_no_trace(name: str, pool: RankPool) -> None:
+    job = Job.of(case_of(name))
+    cold, warm = (pool.run(losses_after_warming_up, job, warm, world_size=job.world_size) for warm in (False, True))
+    assert warm == cold
 
 
 def fail_on_the_last_rank() -> None:

@@ -14,10 +14,12 @@ import pytest
 from cases import make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_plans import in_chunks
 
 from bench.case import Case
 from bench.errors import BadInput
 from bench.execute.pool import RankPool
+from bench.lower import lower
 from bench.models import Model
 
 torch = pytest.importorskip("torch")
@@ -180,6 +182,37 @@ REPLICAS = [
 ]
 
 
+# Slices of a micro-batch: every way of keeping and sending, and experts without tokens.
+SLICED = [
+    Trial("tutel", ep(ep=2, chunks=1)),
+    Trial("tutel", ep(ep=2, chunks=2, copies="expert"), routing="hot-rank"),
+    Trial("tutel", ep(ep=2, pp=2, chunks=4, recompute="full"), SHARED, 3),
+    Trial("tutel", ep(ep=1, pp=2, vpp=2, chunks=2, recompute="redispatch", copies="expert"), FOUR_LAYERS, 4),
+    Trial("tutel", ep(ep=2, chunks=4, recompute="redispatch", mbs=2, replicas=2), {**DENSE_FIRST, **SIGMOID}),
+]
+APART_IN_CHUNKS = [
+    (2, Trial("disagmoe", af(2, 2, copies="expert", recompute="full"), SHARED)),
+    (4, Trial("disagmoe", af(1, 2, 2, shared_on="expert"), {**SHARED, **DENSE_FIRST}, 3)),
+    (2, Trial("disagmoe", af(2, 1, 2, recompute="redispatch", round_length=2), SIGMOID, 3, "zipf:1.2")),
+    (16, Trial("disagmoe", af(1, 4, copies="expert", recompute="redispatch"), {"num_experts": 8})),
+]
+
+
+@pytest.mark.parametrize("trial", SLICED, ids=str)
+def test_slices_of_a_microbatch(trial: Trial, pool: RankPool) -> None:
+    check(trial, pool)
+
+
+@pytest.mark.parametrize(("chunks", "trial"), APART_IN_CHUNKS, ids=str)
+def test_any_plan_in_chunks(chunks: int, trial: Trial, pool: RankPool) -> None:
+    """Also where no system would: between groups, and residuals whole beside outputs in chunks."""
+    whole = Job.of(trial.case(), "synthetic")
+    job = dataclasses.replace(whole, program=lower(in_chunks(whole.program.plan, chunks), whole.case.model))
+    reference = ReferenceStep(job)
+    report = reference.compare(pool.run(step_on_rank, job, reference.settings, world_size=job.world_size))
+    assert report.ok, str(report)
+
+
 @pytest.mark.parametrize("trial", EXPERT_PARALLEL, ids=str)
 def test_expert_parallel(trial: Trial, pool: RankPool) -> None:
     check(trial, pool)
@@ -259,6 +292,9 @@ def trials(draw: st.DrawFn) -> Trial:
         pp = draw(st.integers(1, min(3, layers)))
         size = draw(st.sampled_from([ranks for ranks in (1, 2, 3, 4) if ranks * pp <= 8]))
         layout |= {"ep": size, "pp": pp, "replicas": draw(st.integers(1, min(2, 8 // (size * pp))))}
+        chunks = draw(st.sampled_from([None, 1, 2, 4]))
+        if chunks is not None:
+            return Trial("tutel", {**layout, "chunks": chunks}, model, microbatches, routing)
         return Trial("ep", layout, model, microbatches, routing)
     groups = draw(st.integers(1, min(2, layers)))
     m = draw(st.integers(1, 8 // groups - 1))
@@ -426,3 +462,7 @@ def test_bad_cases_are_refused(pool: RankPool) -> None:
         verify(Trial("disagmoe", af(2, 2, copies="node")).case(), pool)
     with pytest.raises(BadInput, match="attention_bias"):
         verify(Trial("ep", ep(ep=1), {"attention_bias": True}).case(), pool)
+    with pytest.raises(BadInput, match="'comet' .* its plan is modelled-only"):
+        verify(Trial("comet", ep(ep=2, chunks=8, comm_sms=4)).case(), pool)
+    with pytest.raises(BadInput, match=r"layout\.chunks: 3 .* a divisor of a micro-batch's 16 tokens"):
+        verify(Trial("tutel", ep(ep=2, chunks=3)).case(), pool)

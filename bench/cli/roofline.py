@@ -47,7 +47,7 @@ def roofline(
     set_: options.Setting = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Where the picture (PDF, PNG) and the CSV file go.", show_default=False),
+        typer.Option("--out", metavar="DIR", help="Where picture (PDF, PNG) and CSV file go.", show_default=False),
     ] = None,
     json: options.Json = False,
 ) -> None:

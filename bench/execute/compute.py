@@ -2,19 +2,24 @@
 
 Values, by (name, layer, micro-batch):
     x, g                  x_l and dL/dx_l on their way to the consumer or the maker of x_l (layer 0 .. L)
-    h, u, ids, weights    of layer l's attention; h and ids also where they arrive with the residual
+    h, ids                of layer l's attention, and where they arrive with the residual
+    G, Gh                 dL/dx_{l+1} at the group that forms x_{l+1}; the same where it came as the residual's gradient
+    kept_x                with redispatch: what attention's F keeps for R
+
+and by (name, layer, micro-batch, chunk):
+    u, weights            of layer l's attention
     route                 `Route` of a data rank's tokens, with its counts on the host (layer l's attention)
     row_counts, row_map   rows from every expert rank, and their tokens (whoever forms x_{l+1})
     rows, inbound         what the expert rank received, and `Inbound`
     permutation           of its pairs, see `Inbound.merge`
     y, y_in               expert outputs where they are made and where they are added up
-    G, Gh                 dL/dx_{l+1} at the group that forms x_{l+1}; the same where it came as the residual's gradient
     g_rows, d_rows, d_in  rows of G at the experts; their gradients (du rows, dw), made and arrived
-    kept_x, kept_pairs    with redispatch: what attention's F keeps for R, and the experts' for B
+    kept_pairs            with redispatch: what the experts' F keeps for B
     u_again, rows_again   with redispatch: u and its rows, made and arrived once more
 
 With recompute "full" a backward first runs its part once more, see `Island`. With "redispatch" attention's second run
 is an action, R, which sends u again; in between attention keeps x, and the experts which rows and weights they had.
+Rows and pairs of a chunk count its own tokens, from 0 on. The islands of experts are keyed by (micro-batch, chunk).
 """
 
 from __future__ import annotations
@@ -75,7 +80,7 @@ class Compute:
         self.losses: list[Tensor] = []  # terms of the loss, on the device
         self.load: dict[int, list[int]] = {}  # layer -> pairs of every local expert
         self.expert_ids: dict[tuple[int, int], Tensor] = {}
-        self._run = {
+        self._run: dict[tuple[Kind, Pass], Callable[..., None]] = {
             (Kind.EMBED, Pass.F): self._embed_forward,
             (Kind.EMBED, Pass.B): self._embed_backward,
             (Kind.ATTENTION, Pass.F): self._attention_forward,
@@ -91,15 +96,16 @@ class Compute:
 
     def run(self, action: Action) -> None:
         """Runs one action in the current stream."""
-        part = action.kind, action.layer
+        part, m = (action.kind, action.layer), action.microbatch
+        chunk = (action.chunk,) if action.kind is Kind.EXPERT else ()
         if action.pass_ in (Pass.F, Pass.R) or action.kind is Kind.JOIN:
-            self._run[action.kind, action.pass_](action.layer, action.microbatch)
+            self._run[action.kind, action.pass_](action.layer, m, *chunk)
             return
         with self.home.accumulating(part, self.streams):
             if action.pass_ is Pass.W:
-                self.home.islands[part].weight_gradient(action.microbatch)
+                self.home.islands[part].weight_gradient((m, *chunk) if chunk else m)
             else:
-                self._run[action.kind, action.pass_](action.layer, action.microbatch)
+                self._run[action.kind, action.pass_](action.layer, m, *chunk)
 
     def loss(self) -> float:
         """This rank's terms of the loss so far; waits for the device."""
@@ -129,25 +135,29 @@ class Compute:
         if dense:
             self.values.put("x", layer + 1, m, out.h)
             return
-        routed = route(out.expert_ids, home.deal(layer))
-        counts = HostCopy(routed.counts)
         self.losses.append(out.aux)
         if self.keep_expert_ids:
             self.expert_ids[layer, m] = out.expert_ids
-        self.values.put("route", layer, m, Routed(routed, counts))
-        self.values.put("u", layer, m, out.u)
-        self.values.put("weights", layer, m, out.weights)
+        stays = home.placement.join[layer] == home.group.name
+        pieces = zip(home.split(out.expert_ids), home.split(out.u), home.split(out.weights), strict=True)
+        for c, (ids, u, weights) in enumerate(pieces):
+            routed = route(ids, home.deal(layer))
+            counts = HostCopy(routed.counts)
+            self.values.put("route", layer, m, Routed(routed, counts), chunk=c)
+            self.values.put("u", layer, m, u, chunk=c)
+            self.values.put("weights", layer, m, weights, chunk=c)
+            if stays:
+                self.values.put("row_map", layer, m, routed.rows.token_index, chunk=c)
+                self.values.put("row_counts", layer, m, RowCounts(counts), chunk=c)
         self.values.put("h", layer, m, out.h)
-        if home.placement.join[layer] == home.group.name:
-            self.values.put("row_map", layer, m, routed.rows.token_index)
-            self.values.put("row_counts", layer, m, RowCounts(counts))
-        else:
+        if not stays:
             self.values.put("ids", layer, m, out.expert_ids.to(torch.int32))
 
     def _attention_again(self, layer: int, m: int) -> None:
         x, ids = self.values.take("kept_x", layer, m)
         out = self.home.islands[Kind.ATTENTION, layer].forward(m, x, self.home.batch.mbs, replay_ids=ids)
-        self.values.put("u_again", layer, m, out.u)
+        for c, u in enumerate(self.home.split(out.u)):
+            self.values.put("u_again", layer, m, u, chunk=c)
 
     def _forced(self, layer: int, m: int) -> Tensor:
         assert self.routing is not None
@@ -162,38 +172,46 @@ class Compute:
         else:
             stays = home.placement.join[layer] == home.group.name
             grad_h = self.values.take("G" if stays else "Gh", layer, m)
-            routed = self.values.take("route", layer, m).route
-            rows, pairs = self.values.take("d_in", layer, m)
-            grad_u = add_rows(torch.zeros_like(grad_h), rows, routed.rows.token_index)
-            grad_weights = weight_gradients(pairs, routed.order, home.tokens, home.model.top_k)
+            grad_u, grad_weights = self._gradients_from_experts(layer, m, grad_h)
             grads = grad_h, grad_u, None, grad_weights
         self._put_input_gradient(layer, m, home.islands[Kind.ATTENTION, layer].backward(m, *grads)[0])
 
-    def _expert_forward(self, layer: int, m: int) -> None:
-        rows, row_index, weights, counts = self.values.take("rows", layer, m)
+    def _gradients_from_experts(self, layer: int, m: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of u, which is as `like`, and of the weights: those of all chunks, one after another."""
+        of_u, of_weights = [], []
+        for c, zeros in enumerate(self.home.split(torch.zeros_like(like))):
+            routed = self.values.take("route", layer, m, c).route
+            rows, pairs = self.values.take("d_in", layer, m, c)
+            of_u.append(add_rows(zeros, rows, routed.rows.token_index))
+            of_weights.append(weight_gradients(pairs, routed.order, len(zeros), self.home.model.top_k))
+        return _joined_up(of_u), _joined_up(of_weights)
+
+    def _expert_forward(self, layer: int, m: int, c: int) -> None:
+        rows, row_index, weights, counts = self.values.take("rows", layer, m, c)
         load = self.load.setdefault(layer, [0] * len(counts))
         self.load[layer] = [total + one for total, one in zip(load, counts, strict=True)]
         if self.redispatch:
             with torch.no_grad():
                 y = self.home.parts[Kind.EXPERT, layer](rows, row_index, weights, counts)
-            self.values.put("kept_pairs", layer, m, (row_index, weights, counts))
+            self.values.put("kept_pairs", layer, m, (row_index, weights, counts), chunk=c)
         else:
             island = self.home.islands[Kind.EXPERT, layer]
-            y = island.forward(m, rows, row_index, weights, counts, recompute=self.recompute)
-        self.values.put("y", layer, m, y)
+            y = island.forward((m, c), rows, row_index, weights, counts, recompute=self.recompute)
+        self.values.put("y", layer, m, y, chunk=c)
 
-    def _expert_backward(self, layer: int, m: int) -> None:
+    def _expert_backward(self, layer: int, m: int, c: int) -> None:
         island = self.home.islands[Kind.EXPERT, layer]
         if self.redispatch:
-            island.forward(m, self.values.take("rows_again", layer, m), *self.values.take("kept_pairs", layer, m))
-        grads = island.backward(m, self.values.take("g_rows", layer, m))
-        self.values.put("d_rows", layer, m, (grads[0], grads[2]))
+            rows, pairs = (self.values.take(name, layer, m, c) for name in ("rows_again", "kept_pairs"))
+            island.forward((m, c), rows, *pairs)
+        grads = island.backward((m, c), self.values.take("g_rows", layer, m, c))
+        self.values.put("d_rows", layer, m, (grads[0], grads[2]), chunk=c)
 
     def _join_forward(self, layer: int, m: int) -> None:
         self.values.put("x", layer + 1, m, self._joined(layer, m))
 
     def _join_backward(self, layer: int, m: int) -> None:
-        self.values.put("G", layer, m, self.values.take("g", layer + 1, m), uses=2)
+        self.values.put("G", layer, m, self.values.take("g", layer + 1, m), uses=self.home.chunks + 1)
 
     def _head_forward(self, layer: int, m: int) -> None:
         labels = self._tokens(m)[:, 1:].reshape(-1)
@@ -214,7 +232,7 @@ class Compute:
 
     def _put_input_gradient(self, layer: int, m: int, grad: Tensor | None) -> None:
         if self._joins_here(layer):
-            self.values.put("G", layer - 1, m, grad, uses=2)
+            self.values.put("G", layer - 1, m, grad, uses=self.home.chunks + 1)
         else:
             self.values.put("g", layer, m, grad)
 
@@ -224,5 +242,13 @@ class Compute:
 
     def _joined(self, layer: int, m: int) -> Tensor:
         """x_{layer+1} = h + the sum of the experts' outputs."""
-        h, rows = self.values.take("h", layer, m), self.values.take("y_in", layer, m)
-        return add_rows(h, rows, self.values.peek("row_map", layer, m))
+        return _joined_up(
+            [
+                add_rows(h, self.values.take("y_in", layer, m, c), self.values.peek("row_map", layer, m, c))
+                for c, h in enumerate(self.home.split(self.values.take("h", layer, m)))
+            ]
+        )
+
+
+def _joined_up(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -8,7 +8,8 @@ one behind the routed experts.
 
 A message from a data rank to an expert rank is rows of u and *pairs* (row in this message, weight), one an
 assignment, sorted by slot. With copies "rank" a token has one row a message however many of its experts live there;
-with copies "expert" every assignment has a row of its own. Nothing here waits for a GPU: sizes that depend on the
+with copies "expert" every assignment has a row of its own. Where a micro-batch passes the experts in chunks, all of
+this is of one chunk, and T its tokens. Nothing here waits for a GPU: sizes that depend on the
 routing come in as host numbers, and where they are not known yet tensors have their largest size.
 """
 

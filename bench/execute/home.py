@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench.action import Action, Kind
 from bench.case import Batch
@@ -31,6 +31,7 @@ class Home:
     Attributes:
         replica, local, group, index: number of the replica, rank within it, its group, rank within the group.
         tokens: T, of one micro-batch on one data rank.
+        chunks: number of slices in which they pass the experts.
         parts, islands: by (kind, layer); layer 0 for the embedding and the head.
     """
 
@@ -54,7 +55,9 @@ class Home:
         self.replica, self.local = divmod(rank, placement.size)
         self.group = _group_of(placement.groups, self.local)
         self.index = self.local - self.group.first
-        self.tokens = batch.mbs * seq_len
+        self.tokens, self.chunks = batch.mbs * seq_len, program.plan.chunks
+        if self.tokens % self.chunks:
+            raise BadInput("plan.chunks", self.chunks, f"a divisor of a micro-batch's {self.tokens} tokens a rank")
         self.shared_on_expert = placement.shared_on == "expert" and self.model.num_shared_experts > 0
         self.parts: dict[Part, nn.Module] = dict(self._parts())
         for part in self.parts.values():
@@ -68,9 +71,13 @@ class Home:
         first = self.replica * self.placement.size
         return [first + rank for rank in self.placement.by_name[group].ranks]
 
+    def split(self, whole: Tensor) -> tuple[Tensor, ...]:
+        """[T, ...] -> views [T / chunks, ...] of every chunk's tokens."""
+        return whole.split(self.tokens // self.chunks)
+
     def channel(self, transfer: Action) -> Channel:
         """The channel of a transfer of this replica."""
-        transfer = transfer._replace(microbatch=0)
+        transfer = transfer._replace(microbatch=0, chunk=0)
         if transfer not in self._channels:
             self._channels[transfer] = Channel.of(transfer, self.placement, self.rank - self.local)
         return self._channels[transfer]

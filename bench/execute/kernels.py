@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_BLOCK = 1024
+# Arguments that differ from call to call are not specialised on: another variant would be compiled and loaded in the
+# middle of a step, and loading waits for the GPU to be idle, which it is not while a message is awaited.
 
 
 def swiglu_forward(gate_up: Tensor, weights: Tensor | None) -> Tensor:
@@ -65,7 +67,7 @@ def _block(width: int) -> int:
     return min(MAX_BLOCK, int(triton.next_power_of_2(width)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["weights"])
 def _swiglu_forward(gate_up, weights, out, width, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -78,7 +80,7 @@ def _swiglu_forward(gate_up, weights, out, width, WEIGHTED: tl.constexpr, BLOCK:
     tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["weights"])
 def _swiglu_backward(
     grad, gate_up, weights, grad_gate_up, grad_weights, width, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -106,7 +108,7 @@ def _swiglu_backward(
         tl.store(grad_weights + row, tl.sum(total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_first"])
 def _sum_rows(first, second, num_first, order, starts, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

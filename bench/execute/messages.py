@@ -38,32 +38,32 @@ class Messages:
         self.home, self.values = home, values
         self._pack = {
             (Kind.DISPATCH, Pass.F): self._pack_dispatch,
-            (Kind.DISPATCH, Pass.R): lambda layer, m: [self._pack_rows("u_again", layer, m)],
+            (Kind.DISPATCH, Pass.R): lambda layer, m, c: [self._pack_rows("u_again", layer, m, c)],
             (Kind.COMBINE, Pass.F): self._pack_outputs,
             (Kind.COMBINE, Pass.B): self._pack_gradients,
             (Kind.DISPATCH, Pass.B): self._pack_dispatch_gradients,
             (Kind.RESIDUAL, Pass.F): self._pack_residual,
             (Kind.RESIDUAL, Pass.B): self._pack_residual_gradient,
-            (Kind.HOP, Pass.F): lambda layer, m: [[self.values.take("x", layer, m)]],
-            (Kind.HOP, Pass.B): lambda layer, m: [[self.values.take("g", layer, m)]],
+            (Kind.HOP, Pass.F): lambda layer, m, c: [[self.values.take("x", layer, m)]],
+            (Kind.HOP, Pass.B): lambda layer, m, c: [[self.values.take("g", layer, m)]],
         }
         self._expect = {
-            (Kind.DISPATCH, Pass.R): lambda layer, m: self._expect_from_sources("rows_again", layer, m),
+            (Kind.DISPATCH, Pass.R): lambda layer, m, c: self._expect_from_sources("rows_again", layer, m, c),
             (Kind.COMBINE, Pass.F): self._expect_outputs,
-            (Kind.COMBINE, Pass.B): lambda layer, m: self._expect_from_sources("g_rows", layer, m),
+            (Kind.COMBINE, Pass.B): lambda layer, m, c: self._expect_from_sources("g_rows", layer, m, c),
             (Kind.DISPATCH, Pass.B): self._expect_dispatch_gradients,
-            (Kind.RESIDUAL, Pass.B): lambda layer, m: self._expect_hidden("Gh", layer, m),
-            (Kind.HOP, Pass.F): lambda layer, m: self._expect_hidden("x", layer, m),
-            (Kind.HOP, Pass.B): lambda layer, m: self._expect_hidden("g", layer, m),
+            (Kind.RESIDUAL, Pass.B): lambda layer, m, c: self._expect_hidden("Gh", layer, m),
+            (Kind.HOP, Pass.F): lambda layer, m, c: self._expect_hidden("x", layer, m),
+            (Kind.HOP, Pass.B): lambda layer, m, c: self._expect_hidden("g", layer, m),
         }
 
     def outgoing_counts(self, action: Action, number: int) -> list[Packet]:
         """Counts that go ahead of a payload; waits until they are on the host."""
         if not _counts_go_ahead(action):
             return []
-        counts = self.values.peek("route", action.layer, action.microbatch).counts.get()
-        if action.kind is Kind.RESIDUAL:
-            counts = np.ascontiguousarray(counts[:, 0])[None]
+        chunks = range(self.home.chunks) if action.kind is Kind.RESIDUAL else (action.chunk,)
+        every = [self.values.peek("route", action.layer, action.microbatch, c).counts.get() for c in chunks]
+        counts = every[0] if action.kind is Kind.DISPATCH else np.concatenate([one[:, 0] for one in every])[None]
         tag = number * PARTS_PER_OPERATION + COUNTS_PART
         ranks = self._others(action, target=True)
         return [Packet(rank, tag, torch.from_numpy(row)) for rank, row in zip(ranks, counts, strict=True)]
@@ -72,14 +72,16 @@ class Messages:
         """Where counts that go ahead will be, a row a source, and the packets that put them there."""
         ranks = self._others(action, target=False) if _counts_go_ahead(action) else []
         deal = self.home.deal(action.layer) if ranks else None
-        width = 0 if deal is None else deal.num_ranks if action.kind is Kind.RESIDUAL else 1 + deal.num_slots
+        width = 0
+        if deal is not None:
+            width = deal.num_ranks * self.home.chunks if action.kind is Kind.RESIDUAL else 1 + deal.num_slots
         counts = np.zeros((len(ranks), width), dtype=np.int32)
         tag = number * PARTS_PER_OPERATION + COUNTS_PART
         return counts, [Packet(rank, tag, torch.from_numpy(row)) for rank, row in zip(ranks, counts, strict=True)]
 
     def pack(self, action: Action, number: int) -> list[Packet]:
         """The payload, in the current stream."""
-        parts = self._pack[action.kind, action.pass_](action.layer, action.microbatch)
+        parts = self._pack[action.kind, action.pass_](action.layer, action.microbatch, action.chunk)
         return _packets(self._others(action, target=True), number, parts)
 
     def expect(self, action: Action, number: int, counts: HostCounts) -> Incoming:
@@ -88,14 +90,14 @@ class Messages:
         Args:
             counts: what `incoming_counts` announced, once it is there.
         """
-        layer, m = action.layer, action.microbatch
+        layer, m, c = action.layer, action.microbatch, action.chunk
         match action.kind, action.pass_:
             case Kind.DISPATCH, Pass.F:
-                parts, deliver = self._expect_dispatch(layer, m, counts)
+                parts, deliver = self._expect_dispatch(layer, m, c, counts)
             case Kind.RESIDUAL, Pass.F:
                 parts, deliver = self._expect_residual(layer, m, counts)
             case kind, pass_:
-                parts, deliver = self._expect[kind, pass_](layer, m)
+                parts, deliver = self._expect[kind, pass_](layer, m, c)
         return Incoming(_packets(self._others(action, target=False), number, parts), deliver)
 
     def _others(self, action: Action, *, target: bool) -> list[int]:
@@ -103,22 +105,22 @@ class Messages:
         ranks = self.home.ranks(ends(self.home.placement, action)[target])
         return [ranks[self.home.index]] if action.kind in (Kind.RESIDUAL, Kind.HOP) else ranks
 
-    def _pack_dispatch(self, layer: int, m: int) -> _Parts:
-        (_, pair_row, order, _), counts = self.values.peek("route", layer, m)
-        weights = all_weights(self.values.take("weights", layer, m), self.home.deal(layer))
+    def _pack_dispatch(self, layer: int, m: int, c: int) -> _Parts:
+        (_, pair_row, order, _), counts = self.values.peek("route", layer, m, c)
+        weights = all_weights(self.values.take("weights", layer, m, c), self.home.deal(layer))
         pairs = torch.stack((pair_row, weights[order].view(torch.int32)), dim=1)
-        return [self._pack_rows("u", layer, m), split(pairs, counts.get()[:, 1:].sum(axis=1).tolist())]
+        return [self._pack_rows("u", layer, m, c), split(pairs, counts.get()[:, 1:].sum(axis=1).tolist())]
 
-    def _pack_rows(self, name: str, layer: int, m: int) -> list[Tensor]:
+    def _pack_rows(self, name: str, layer: int, m: int, c: int) -> list[Tensor]:
         """Rows of u for every expert rank."""
-        routed, counts = self.values.peek("route", layer, m)
+        routed, counts = self.values.peek("route", layer, m, c)
         sizes = counts.get()[:, 0].tolist()
         token_index = routed.rows.token_index[: sum(sizes)]
-        return split(self.values.take(name, layer, m).index_select(0, token_index), sizes)
+        return split(self.values.take(name, layer, m, c).index_select(0, token_index), sizes)
 
-    def _expect_dispatch(self, layer: int, m: int, counts: HostCounts) -> _Expected:
+    def _expect_dispatch(self, layer: int, m: int, c: int, counts: HostCounts) -> _Expected:
         inbound = Inbound(counts)
-        self.values.put("inbound", layer, m, inbound)
+        self.values.put("inbound", layer, m, inbound, chunk=c)
         rows = self._hidden(sum(inbound.rows_from))
         pairs = torch.empty(sum(inbound.pairs_from), 2, dtype=torch.int32, device=self.home.device)
 
@@ -127,65 +129,68 @@ class Messages:
             merged = pairs[permutation]
             row_index = merged[:, 0].long() + row_offset
             weights = merged[:, 1].contiguous().view(torch.float32)
-            self.values.put("permutation", layer, m, permutation)
-            self.values.put("rows", layer, m, (rows, row_index, weights, inbound.slot_counts))
+            self.values.put("permutation", layer, m, permutation, chunk=c)
+            self.values.put("rows", layer, m, (rows, row_index, weights, inbound.slot_counts), chunk=c)
 
         return [split(rows, inbound.rows_from), split(pairs, inbound.pairs_from)], deliver
 
-    def _pack_outputs(self, layer: int, m: int) -> _Parts:
-        rows_from = self.values.peek("inbound", layer, m).rows_from
-        return [split(self.values.take("y", layer, m), rows_from)]
+    def _pack_outputs(self, layer: int, m: int, c: int) -> _Parts:
+        rows_from = self.values.peek("inbound", layer, m, c).rows_from
+        return [split(self.values.take("y", layer, m, c), rows_from)]
 
-    def _expect_outputs(self, layer: int, m: int) -> _Expected:
-        return self._expect_rows("y_in", layer, m, self.values.wait("row_counts", layer, m).get())
+    def _expect_outputs(self, layer: int, m: int, c: int) -> _Expected:
+        return self._expect_rows("y_in", layer, m, c, self.values.wait("row_counts", layer, m, c).get())
 
-    def _pack_gradients(self, layer: int, m: int) -> _Parts:
-        sizes = self.values.take("row_counts", layer, m).get()
-        token_index = self.values.take("row_map", layer, m)[: sum(sizes)]
-        return [split(self.values.take("G", layer, m).index_select(0, token_index), sizes)]
+    def _pack_gradients(self, layer: int, m: int, c: int) -> _Parts:
+        sizes = self.values.take("row_counts", layer, m, c).get()
+        token_index = self.values.take("row_map", layer, m, c)[: sum(sizes)]
+        of_chunk = self.home.split(self.values.take("G", layer, m))[c]
+        return [split(of_chunk.index_select(0, token_index), sizes)]
 
-    def _expect_from_sources(self, name: str, layer: int, m: int) -> _Expected:
+    def _expect_from_sources(self, name: str, layer: int, m: int, c: int) -> _Expected:
         """As many rows from every data rank as its dispatch brought."""
-        return self._expect_rows(name, layer, m, self.values.wait("inbound", layer, m).rows_from)
+        return self._expect_rows(name, layer, m, c, self.values.wait("inbound", layer, m, c).rows_from)
 
-    def _pack_dispatch_gradients(self, layer: int, m: int) -> _Parts:
-        inbound = self.values.take("inbound", layer, m)
-        rows, merged = self.values.take("d_rows", layer, m)
-        pairs = torch.empty_like(merged).index_copy_(0, self.values.take("permutation", layer, m), merged)
+    def _pack_dispatch_gradients(self, layer: int, m: int, c: int) -> _Parts:
+        inbound = self.values.take("inbound", layer, m, c)
+        rows, merged = self.values.take("d_rows", layer, m, c)
+        pairs = torch.empty_like(merged).index_copy_(0, self.values.take("permutation", layer, m, c), merged)
         return [split(rows, inbound.rows_from), split(pairs, inbound.pairs_from)]
 
-    def _expect_dispatch_gradients(self, layer: int, m: int) -> _Expected:
-        counts = self.values.wait("route", layer, m).counts.get()
+    def _expect_dispatch_gradients(self, layer: int, m: int, c: int) -> _Expected:
+        counts = self.values.wait("route", layer, m, c).counts.get()
         num_rows, num_pairs = counts[:, 0].tolist(), counts[:, 1:].sum(axis=1).tolist()
         rows = self._hidden(sum(num_rows))
         pairs = torch.empty(sum(num_pairs), dtype=torch.float32, device=self.home.device)
         parts = [split(rows, num_rows), split(pairs, num_pairs)]
-        return parts, lambda: self.values.put("d_in", layer, m, (rows, pairs))
+        return parts, lambda: self.values.put("d_in", layer, m, (rows, pairs), chunk=c)
 
-    def _pack_residual(self, layer: int, m: int) -> _Parts:
+    def _pack_residual(self, layer: int, m: int, _: int) -> _Parts:
         return [[self.values.take("h", layer, m)], [self.values.take("ids", layer, m)]]
 
     def _expect_residual(self, layer: int, m: int, counts: HostCounts) -> _Expected:
         h = self._hidden(self.home.tokens)
         ids = torch.empty(self.home.tokens, self.home.model.top_k, dtype=torch.int32, device=self.home.device)
         # The outputs that will be added to h can be received before it has come.
-        self.values.put("row_counts", layer, m, RowCounts(HostCopy(torch.from_numpy(counts[0]))))
+        for c, sizes in enumerate(counts[0].reshape(self.home.chunks, -1)):
+            self.values.put("row_counts", layer, m, RowCounts(HostCopy(torch.from_numpy(sizes))), chunk=c)
 
         def deliver() -> None:
-            self.values.put("row_map", layer, m, row_map(ids, self.home.deal(layer)).token_index)
+            for c, of_chunk in enumerate(self.home.split(ids)):
+                self.values.put("row_map", layer, m, row_map(of_chunk, self.home.deal(layer)).token_index, chunk=c)
             self.values.put("h", layer, m, h)
 
         return [[h], [ids]], deliver
 
-    def _pack_residual_gradient(self, layer: int, m: int) -> _Parts:
+    def _pack_residual_gradient(self, layer: int, m: int, _: int) -> _Parts:
         return [[self.values.take("G", layer, m)]]
 
     def _expect_hidden(self, name: str, layer: int, m: int) -> _Expected:
-        return self._expect_rows(name, layer, m, [self.home.tokens])
+        return self._expect_rows(name, layer, m, 0, [self.home.tokens])
 
-    def _expect_rows(self, name: str, layer: int, m: int, sizes: list[int]) -> _Expected:
+    def _expect_rows(self, name: str, layer: int, m: int, c: int, sizes: list[int]) -> _Expected:
         rows = self._hidden(sum(sizes))
-        return [split(rows, sizes)], lambda: self.values.put(name, layer, m, rows)
+        return [split(rows, sizes)], lambda: self.values.put(name, layer, m, rows, chunk=c)
 
     def _hidden(self, num_rows: int) -> Tensor:
         return torch.empty(num_rows, self.home.model.hidden_size, dtype=self.home.dtype, device=self.home.device)

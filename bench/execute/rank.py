@@ -99,7 +99,10 @@ def _set_up_torch() -> None:
     if _rank.device == "cuda":
         from bench.execute.nccl import DEVICE_CONNECTIONS
 
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(DEVICE_CONNECTIONS))  # read when CUDA starts
+        # Both are read when CUDA starts. Lazily, a kernel's code is loaded at its first use, which waits until the GPU
+        # is idle: for ever, where a message is awaited on it meanwhile (see `bench.execute.staged`).
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(DEVICE_CONNECTIONS))
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         torch.cuda.set_device(_rank.number)
         assert torch.cuda.current_device() == _rank.number
     # All ranks are on this host, whose name need not resolve to an address that reaches it.

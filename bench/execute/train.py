@@ -29,6 +29,9 @@ from bench.execute.record import StepResult, merge_timeline
 from bench.execute.reference import ReferenceModel
 from bench.execute.sync import OptimizerSettings
 from bench.execute.trainer import RankTrainer
+from bench.program import Op
+from bench.telemetry import RankTelemetry, Session
+from bench.telemetry.session import gpu_of_rank
 from bench.timeline import Timeline
 
 REFERENCE = "reference"
@@ -82,6 +85,8 @@ def train(
     data: str = "text",
     settings: OptimizerSettings | None = None,
     timeline_step: int | None = None,
+    telemetry_hz: float | None = None,
+    on_telemetry: Callable[[RankTelemetry], None] | None = None,
 ) -> TrainResult:
     """Trains a case's system; `reference` is plain torch on one rank.
 
@@ -91,6 +96,8 @@ def train(
         on_step: called after every step.
         data: ``text``, real bytes, for which the model's vocabulary must be 256 or more; or ``synthetic``.
         timeline_step: step whose timeline is kept; negative numbers count from the end.
+        telemetry_hz: samples a second on every rank; none where not given.
+        on_telemetry: called with each rank's telemetry when its steps have ended, also by an error on that rank.
     Raises:
         BadInput: the case cannot be executed on these ranks.
         RankError: something went wrong on a rank.
@@ -103,16 +110,21 @@ def train(
     traced = -1 if timeline_step is None else timeline_step % steps
     records: list[StepRecord] = []
 
-    def collect(_: int, record: StepRecord) -> None:
+    def collect(_: int, record: StepRecord | RankTelemetry) -> None:
+        if isinstance(record, RankTelemetry):
+            if on_telemetry is not None:
+                on_telemetry(record)
+            return
         records.append(record)
         if on_step is not None:
             on_step(record)
 
     with _ranks(job, 1 if case.system == REFERENCE else job.world_size, pool, device) as ranks:
         if case.system == REFERENCE:
-            ranks.run(_train_reference, job, settings, steps, world_size=1, on_report=collect)
+            ranks.run(_train_reference, job, settings, steps, telemetry_hz, world_size=1, on_report=collect)
             return _result(case, records, None, 0.0)
-        outcomes = ranks.run(_train_on_rank, job, settings, steps, traced, world_size=job.world_size, on_report=collect)
+        arguments = (job, settings, steps, traced, telemetry_hz)
+        outcomes = ranks.run(_train_on_rank, *arguments, world_size=job.world_size, on_report=collect)
     error = outcomes[0].clock.error_s
     traces = [outcome.traced for outcome in outcomes if outcome.traced is not None]
     timeline = merge_timeline(job.program, traces, clock_error_s=error) if traces else None
@@ -169,20 +181,39 @@ class _RankOutcome:
     traced: StepResult | None
 
 
-def _train_on_rank(job: Job, settings: OptimizerSettings, steps: int, traced: int) -> _RankOutcome:
+@contextlib.contextmanager
+def _telemetry(hz: float | None, offset_s: float = 0.0) -> Iterator[Session | None]:
+    """Telemetry of this rank while the block runs; it is reported however the block ends."""
+    if hz is None:
+        yield None
+        return
+    session = Session(dist.get_rank(), gpu_of_rank(rank_device().type), hz, offset_s)
+    try:
+        with session:
+            yield session
+    finally:
+        report(session.result)
+
+
+def _train_on_rank(
+    job: Job, settings: OptimizerSettings, steps: int, traced: int, telemetry_hz: float | None = None
+) -> _RankOutcome:
     trainer = RankTrainer(job, settings)
     clock = align_clocks()
     kept: StepResult | None = None
-    for step in range(steps):
-        start = time.perf_counter()
-        result = trainer.step(step)
-        grad_norm = trainer.gradients.norm.item()  # waits for the device
-        seconds = time.perf_counter() - start
-        loss, imbalance = _sum_over_ranks(job, result)
-        if trainer.rank == 0:
-            report(StepRecord(step, loss, grad_norm, job.tokens_per_step / seconds, imbalance))
-        if step == traced:
-            kept = dataclasses.replace(result, base_s=result.base_s + clock.offset_s)
+    with _telemetry(telemetry_hz, clock.offset_s) as session:
+        for step in range(steps):
+            start = time.perf_counter()
+            result = trainer.step(step)
+            grad_norm = trainer.gradients.norm.item()  # waits for the device
+            end = time.perf_counter()
+            if session is not None:
+                session.step(step, start, end, float(result.bytes[job.program.op[result.ops] == Op.SEND].sum()))
+            loss, imbalance = _sum_over_ranks(job, result)
+            if trainer.rank == 0:
+                report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), imbalance))
+            if step == traced:
+                kept = dataclasses.replace(result, base_s=result.base_s + clock.offset_s)
     return _RankOutcome(clock, kept)
 
 
@@ -212,22 +243,27 @@ def _experts_per_rank(job: Job, layer: int) -> int:
     return job.case.model.num_experts // placement.by_name[placement.home(Kind.EXPERT, layer)].size
 
 
-def _train_reference(job: Job, settings: OptimizerSettings, steps: int) -> None:
+def _train_reference(
+    job: Job, settings: OptimizerSettings, steps: int, telemetry_hz: float | None = None
+) -> None:
     workload = job.case.workload
     reference = ReferenceModel(job.case.model, workload.seed, dtype=job.dtype, device=rank_device())
     optimizer = settings.adamw(reference.parameters.values())
     corpus, forced = job.corpus(), job.forced_ids()
-    for step in range(steps):
-        start = time.perf_counter()
-        sequences = job.sequences(corpus, step, range(job.batch.num_sequences))
-        loss, grads, _ = reference.loss_and_gradients(
-            sequences, replay_ids=forced, sequences_per_chunk=job.case.layout.mbs
-        )
-        for name, parameter in reference.parameters.items():
-            parameter.main_grad = grads[name]  # type: ignore[attr-defined]
-        norm = square_sum(list(grads.values()), reference.device).sqrt()
-        optimizer.lr = settings.lr_at(step)
-        optimizer.step(clip_scale(norm, settings.max_norm))
-        grad_norm = norm.item()
-        seconds = time.perf_counter() - start
-        report(StepRecord(step, loss, grad_norm, job.tokens_per_step / seconds, 1.0))
+    with _telemetry(telemetry_hz) as session:
+        for step in range(steps):
+            start = time.perf_counter()
+            sequences = job.sequences(corpus, step, range(job.batch.num_sequences))
+            loss, grads, _ = reference.loss_and_gradients(
+                sequences, replay_ids=forced, sequences_per_chunk=job.case.layout.mbs
+            )
+            for name, parameter in reference.parameters.items():
+                parameter.main_grad = grads[name]  # type: ignore[attr-defined]
+            norm = square_sum(list(grads.values()), reference.device).sqrt()
+            optimizer.lr = settings.lr_at(step)
+            optimizer.step(clip_scale(norm, settings.max_norm))
+            grad_norm = norm.item()
+            end = time.perf_counter()
+            if session is not None:
+                session.step(step, start, end)
+            report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), 1.0))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bench.execute.job import Job
 from bench.execute.rank import rank_device
-from bench.execute.runtime import StepResult, Worker
+from bench.execute.runtime import Sequences, StepResult, Worker
+from bench.execute.staged import warm_up
 from bench.execute.sync import GradientSync, OptimizerSettings
 from bench.execute.transport import open_transport
 
@@ -47,6 +48,8 @@ class RankTrainer:
             routing=job.expert_ids if job.forces_routing else None,
             norm_jitter=norm_jitter,
         )
+        if device.type == "cuda":
+            warm_up(self.worker, self._sequences(0))
         self.gradients = GradientSync(
             list(self.worker.parts.values()),
             job.program.plan.placement,
@@ -59,12 +62,14 @@ class RankTrainer:
 
     def step(self, number: int, *, keep_expert_ids: bool = False) -> StepResult:
         """One optimizer step on the global batch of that number."""
+        return self.worker.run_step(number, self._sequences(number), keep_expert_ids=keep_expert_ids)
 
+    def _sequences(self, number: int) -> Sequences:
         def sequences(microbatch: int) -> Tensor:
             first = self.worker.home.first_sequence(microbatch)
             return self.job.sequences(self._corpus, number, range(first, first + self.job.batch.mbs))
 
-        return self.worker.run_step(number, sequences, keep_expert_ids=keep_expert_ids)
+        return sequences
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(global name, parameter, gradient buffer) of everything on this rank."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BadInput
+from bench.results import Store
 from bench.trial import Trial
 from experiments.launch.locks import Heartbeats, Process
 
@@ -53,14 +54,17 @@ class Ledger:
         self.jobs, self.sweeps = self.root / "jobs", self.root / "sweeps"
         self._claims, self._done = self.root / "claims", self.root / "done"
         self.beats = Heartbeats(self.root / "beats")
+        self.store = Store(self.results)
 
     def make(self) -> None:
         try:
             for folder in (self.jobs, self.sweeps, self._claims, self._done):
                 folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self.root).close()
+            probe = self._claims / f".{Process.current().name}"
+            link_new(probe, "")  # a file system without hard links cannot keep claims
+            probe.unlink()
         except OSError as error:
-            allowed = f"a directory that can be written ({error.strerror})"
+            allowed = f"a directory that can be written, with hard links ({error.strerror})"
             raise BadInput("results", str(self.results), allowed) from None
 
     def claims(self, keys: Iterable[str]) -> dict[str, Claim]:
@@ -89,7 +93,8 @@ class Ledger:
 
     def holds(self, key: str, generation: int) -> bool:
         """Whether nobody has taken over, and the task is not done."""
-        return not (self._claim_path(key, generation + 1).exists() or (self._done / key).exists())
+        ends = (self._claim_path(key, generation + 1), self._done / key, self._closed_path(key, generation))
+        return not any(path.exists() for path in ends)
 
     def done(self) -> set[str]:
         """Keys of the tasks that have their final record."""
@@ -105,40 +110,72 @@ class Ledger:
         return True
 
     def _keep(self, key: str, trial: Trial) -> None:
-        """The record becomes a trial of the results by a second name for the same file, which is already on disk."""
-        with contextlib.suppress(FileExistsError):
-            os.link(self._done / key, self.results / f"{trial.name}.json")
-        replace(self._done / key, f"{trial.name}\n")
+        """Makes the record a trial of the results, and lets the end of the task name it."""
+        name = self.store.write(trial).stem if trial.samples or trial.telemetry_samples else self._link(key, trial)
+        replace(self._done / key, f"{name}\n")
+
+    def _link(self, key: str, trial: Trial) -> str:
+        """A second name for the file that is on disk already, which is much faster than writing another."""
+        name = trial.name
+        for number in range(2, 10_000):
+            path = self.results / f"{name}.json"
+            try:
+                os.link(self._done / key, path)
+                break
+            except FileExistsError:
+                if os.path.samefile(self._done / key, path) or _says_the_same(path, trial):
+                    break
+                name = f"{trial.name}-{number}"  # such as an earlier failure of the same simulation
+        return name
 
     def recover(self) -> None:
         """Finishes commits that were cut short, and forgets ends whose trial was removed by hand."""
         for key in self.done():
-            try:
-                text = (self._done / key).read_text()
-            except FileNotFoundError:
-                continue
-            if text.startswith("{"):
-                self._keep(key, Trial.parse(text))
-            elif not (self.results / f"{text.strip()}.json").exists():
-                (self._done / key).unlink(missing_ok=True)
+            name = self._settled(key)
+            if name and not (self.results / f"{name}.json").exists():
+                self.reopen(key)
 
-    def trial(self, key: str) -> Trial | None:
-        """The final record of a task; None where there is none, or none that this version of the code can read."""
+    def _settled(self, key: str) -> str:
+        """Name of the trial of a task that is done. Whoever reads an end first makes sure that its trial is there."""
         try:
             text = (self._done / key).read_text()
-            return Trial.parse(text if text.startswith("{") else (self.results / f"{text.strip()}.json").read_bytes())
+        except FileNotFoundError:
+            return ""
+        if text.startswith("{"):
+            self._keep(key, Trial.parse(text))
+            text = (self._done / key).read_text()
+        return text.strip()
+
+    def trial(self, key: str) -> Trial | None:
+        """The final record of a task, without series; None where there is none that this version of the code reads."""
+        try:
+            return Trial.parse((self.results / f"{self._settled(key)}.json").read_bytes())
         except (FileNotFoundError, BadInput):
             return None
 
     def reopen(self, key: str) -> None:
-        """Lets a finished task run again; its record stays in the results."""
-        done = self._done / key
-        for number in range(1, 10_000):
-            target = self._done / f"{key}.{number}"
-            if not target.exists():
-                with contextlib.suppress(FileNotFoundError):
-                    done.rename(target)
-                return
+        """Lets a finished task run again, as if for the first time; its record stays in the results."""
+        claim = self.claims([key]).get(key)
+        closed = self._closed_path(key, claim.generation if claim else 0)
+        with contextlib.suppress(FileNotFoundError):
+            (self._done / key).rename(closed)
+
+    def closed(self, claim: Claim) -> bool:
+        """Whether a claim belongs to what was finished before the task was opened again."""
+        return self._closed_path(claim.key, claim.generation).exists()
+
+    def _closed_path(self, key: str, generation: int) -> Path:
+        return self._done / f"{key}.{generation:04d}"
+
+
+def _says_the_same(path: Path, trial: Trial) -> bool:
+    """Whether a file holds the trial, made at whatever time and place."""
+    try:
+        kept = Trial.parse(path.read_bytes())
+    except BadInput:
+        return False
+    told = {"case_id", "source", "status", "metrics", "samples", "code_digest"}
+    return kept.model_dump(include=told) == trial.model_dump(include=told)
 
 
 def mark(trial: Trial, key: str) -> Trial:

@@ -1,8 +1,9 @@
 """Who holds a lock: processes told apart by host, id and start time, and heartbeats for hosts one cannot look into."""
 
+import contextlib
 import os
 import socket
-import time
+import threading
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -85,21 +86,25 @@ class Heartbeats:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._own: Path | None = None
-        self._next = 0.0
+        self._stopped = threading.Event()
 
-    def beat(self) -> None:
-        """Shows that this process lives; as often as one likes."""
-        if time.monotonic() < self._next:
-            return
+    def start(self) -> None:
+        """Shows that this process lives, from now until `stop`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._own = self.folder / Process.current().name
-        self._own.touch()
-        self._next = time.monotonic() + BEAT_S
+        own = self.folder / Process.current().name
+        own.touch()
+        self._stopped.clear()
+
+        def beat() -> None:
+            while not self._stopped.wait(BEAT_S):
+                with contextlib.suppress(OSError):
+                    own.touch()
+
+        threading.Thread(target=beat, daemon=True).start()
 
     def stop(self) -> None:
-        if self._own is not None:
-            self._own.unlink(missing_ok=True)
+        self._stopped.set()
+        (self.folder / Process.current().name).unlink(missing_ok=True)
 
     def alive(self, process: Process) -> bool:
         """Whether a process runs, as far as one can tell."""

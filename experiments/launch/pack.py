@@ -50,11 +50,13 @@ def shape_of(task: Task, site: Site) -> Shape:
 
 
 def require_here(tasks: Sequence[Task], site: Site) -> None:
-    """Raises BadInput where a case needs more nodes than the executor has."""
+    """Raises BadInput where a case needs more than the executor has."""
     for task in tasks:
         shape = shape_of(task, site)
         if site.executor != "slurm" and shape.nodes > 1:
             raise BadInput("executor", site.executor, f"slurm, for the {shape.nodes} nodes of {task.label}")
+        if site.executor == "local" and shape.num_gpus and (site.jobs or 1) > 1:
+            raise BadInput("jobs", site.jobs, "1 where runs take the GPUs of this machine")
 
 
 def packs(tasks: Sequence[Task], shape: Shape, site: Site, pack: bool) -> list[list[Task]]:

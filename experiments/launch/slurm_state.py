@@ -4,7 +4,6 @@ Accounting may be off, and ids are used again after a cluster loses its state. S
 `squeue` is asked for ended jobs too, and `sacct` only for what `squeue` has forgotten.
 """
 
-import getpass
 import os
 import re
 import shutil
@@ -89,7 +88,7 @@ def look(names: Iterable[str], accounting: bool) -> Queue:
     wanted = set(names)
     if not wanted:
         return Queue(True)
-    command = ["squeue", "-h", "-r", "-t", "all", "-u", getpass.getuser(), "-o", "%i|%j|%T|%r|%N"]
+    command = ["squeue", "-h", "-r", "-t", "all", "-u", str(os.getuid()), "-o", "%i|%j|%T|%r|%N"]
     try:
         queue = Queue(True, _read(ask(command), wanted))
     except SlurmError as error:
@@ -182,7 +181,7 @@ def _partition(line: str) -> Partition:
 def cancel(names: Iterable[str]) -> None:
     """Cancels the jobs of these names. Raises SlurmError."""
     for name in names:
-        ask(["scancel", "--user", getpass.getuser(), "--name", name])
+        ask(["scancel", "--user", str(os.getuid()), "--name", name])
 
 
 def cancel_element(job_id: str) -> None:

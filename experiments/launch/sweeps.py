@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -48,6 +49,7 @@ def name_of(experiment: str, backend: str, chosen: str = "") -> str:
     import hashlib
 
     stem = Path(experiment).stem if experiment.endswith(".py") else experiment
+    stem = re.sub(r"[^\w.]+", "_", stem)
     told = f"-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}" if chosen else ""
     return f"{stem}-{backend}{told}"
 

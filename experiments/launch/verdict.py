@@ -1,7 +1,7 @@
 """What to do with a task that somebody has claimed: wait, start it again, or give it its final record."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.trial import Status
@@ -41,7 +41,7 @@ class Verdict:
     status: Status = "error"
     message: str = ""
     stuck: str = ""
-    """Id of a waiting job that will never start and has to be cancelled."""
+    """Id of a waiting job that will never start and has to be cancelled first."""
 
 
 WAIT = Verdict("wait")
@@ -52,17 +52,22 @@ class Judge:
 
     def __init__(self, ledger: Ledger, max_attempts: int, confirm_s: float = CONFIRM_S) -> None:
         self.ledger, self.max_attempts, self.confirm_s = ledger, max_attempts, confirm_s
-        self._first_seen: dict[tuple[str, int, str], float] = {}
+        self._first_seen: dict[tuple[str, int], tuple[str, float]] = {}
 
     def decide(self, claim: Claim, queue: Queue) -> Verdict:
         """For a task without a final record."""
+        if self.ledger.closed(claim):
+            return Verdict("again")
         if not claim.job:
             if self.ledger.beats.alive(claim.owner):
                 return WAIT
             return self._again(claim, True, claim.attempt, "the process that ran it died", "error")
         folder = JobFolder(self.ledger.jobs / claim.job)
         seen = self.view(claim, folder, queue)
-        if seen is None or not (seen.is_over or seen.starts_never or seen.reason == HELD_BY_FAILURE):
+        if seen is None:
+            return WAIT
+        if not (seen.is_over or seen.starts_never or seen.reason == HELD_BY_FAILURE):
+            self._first_seen.pop((claim.job, claim.element), None)
             return WAIT
         if seen.state == DROPPED:
             return Verdict("again", claim.attempt)
@@ -114,10 +119,13 @@ class Judge:
         return Seen(str(controller.pid), "RUNNING" if controller.runs_here() else LOST)
 
     def _confirmed(self, claim: Claim, seen: Seen) -> bool:
-        """Seen before, long enough ago."""
-        place = (claim.job, claim.element, seen.state)
-        first = self._first_seen.setdefault(place, time.monotonic())
-        return time.monotonic() - first >= self.confirm_s
+        """Seen before, long enough ago, and nothing else since."""
+        place, now = (claim.job, claim.element), time.monotonic()
+        state, since = self._first_seen.setdefault(place, (seen.state, now))
+        if state != seen.state:
+            self._first_seen[place] = (seen.state, now)
+            since = now
+        return now - since >= self.confirm_s
 
     def _ended(self, claim: Claim, folder: JobFolder, seen: Seen) -> Verdict:
         events = folder.events(claim.element)
@@ -133,7 +141,8 @@ class Judge:
         cause = HELD_BY_FAILURE if seen.reason == HELD_BY_FAILURE else seen.state
         code = folder.ended(claim.element)
         why = f"the job {WHY.get(cause, f'ended as {cause}')}{_exit_words(code)}"
-        return self._again(claim, at_fault, claim.attempt + max(0, starts - 1), why, STATUS.get(cause, "error"))
+        verdict = self._again(claim, at_fault, claim.attempt + max(0, starts - 1), why, STATUS.get(cause, "error"))
+        return replace(verdict, stuck=seen.job_id) if cause == HELD_BY_FAILURE else verdict
 
     def _again(self, claim: Claim, at_fault: bool, used: int, why: str, status: Status) -> Verdict:
         if not at_fault:

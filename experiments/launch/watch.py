@@ -20,15 +20,15 @@ from experiments.launch.work import Task, status_of
 
 MAX_REFUSALS = 4
 LOCAL_POLL_S = 0.1
-SWEEP_POLL_S = 2.0
+RECORDS_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is to be run.
 
-    name: of the sweep. facts: of the Slurm cluster, for the executor ``slurm``. left_out: trials of specs that cannot be
-    run, since no layout fits.
+    name: of the sweep. facts: of the Slurm cluster, for the executor ``slurm``. left_out: trials of specs that cannot
+    be run, since no layout fits.
     """
 
     name: str
@@ -51,27 +51,26 @@ class Sweep:
         self.outcome = Outcome(plan.name)
         self._reported: set[str] = set()
         self._refusals, self._not_before = 0, 0.0
-        self._trouble = ""
+        self._trouble, self._said_who = "", False
 
     def run(self) -> Outcome:
         """Returns once every task has its record, Slurm has refused for good, or the sweep was withdrawn.
 
         Raises KeyboardInterrupt as it comes; jobs go on.
         """
-        self.ledger.beats.beat()
+        self.ledger.beats.start()
         self._collect(news=False)
         try:
             while self._open():
-                self.ledger.beats.beat()
                 if self._withdrawn():
                     self.outcome.withdrawn = True
                     break
                 started = self._step()
                 if self.outcome.refused:
                     break
-                if not started and self._open():
-                    time.sleep(self._pause_s())
                 self._collect()
+                if not started:
+                    self._rest()
         finally:
             self.ledger.beats.stop()
         self._conclude()
@@ -83,10 +82,12 @@ class Sweep:
     def _withdrawn(self) -> bool:
         return (self.ledger.sweeps / f"{self.plan.name}.withdrawn").exists()
 
-    def _pause_s(self) -> float:
-        if self.site.executor == "slurm":
-            return self.site.poll_s
-        return LOCAL_POLL_S if self.site.executor == "local" else min(SWEEP_POLL_S, self.site.poll_s)
+    def _rest(self) -> None:
+        """Until the next look at the queue. Records are looked for more often: that asks nothing of Slurm."""
+        end = time.monotonic() + {"slurm": self.site.poll_s, "local": LOCAL_POLL_S}.get(self.site.executor, 1.0)
+        while self._open() and not self._withdrawn() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(RECORDS_POLL_S, left))
+            self._collect()
 
     def _collect(self, news: bool = True) -> None:
         """Takes note of records that have come in."""
@@ -116,7 +117,7 @@ class Sweep:
         for key in self._open():
             claim = claims.get(key)
             verdict = Verdict("again", 1) if claim is None else self.judge.decide(claim, queue)
-            if verdict.what == "wait":
+            if verdict.what == "wait" or not self._cleared(self.by_key[key], verdict):
                 continue
             task, generation = self.by_key[key], 1 if claim is None else claim.generation + 1
             if verdict.what == "again":
@@ -124,8 +125,9 @@ class Sweep:
                     self._say(f"{task.label}: {verdict.message}; attempt {verdict.attempt} of {self.site.max_attempts}")
                 ready.append(Start(task, generation, verdict.attempt))
             else:
-                self._give_up(task, verdict)
+                self.ledger.commit(key, task.failed(verdict.status, verdict.message))
         if not ready:
+            self._say_who_works(claims)
             return False
         if self.site.executor in ("inprocess", "debug"):
             return self._run_here(ready)
@@ -147,20 +149,32 @@ class Sweep:
         record = JobRecord.read(self.ledger.jobs / name)
         return record is not None and record.executor == "slurm"
 
-    def _give_up(self, task: Task, verdict: Verdict) -> None:
+    def _cleared(self, task: Task, verdict: Verdict) -> bool:
+        """Cancels a job that is stuck; False where Slurm does not do it."""
         if verdict.stuck:
             try:
                 cancel_element(verdict.stuck)
             except SlurmError as error:
                 self._say(f"{task.label}: {error}")
-                return
-        self.ledger.commit(task.key, task.failed(verdict.status, verdict.message))
+                return False
+        return True
+
+    def _say_who_works(self, claims: dict[str, Claim]) -> None:
+        """Once, where others have all that is left."""
+        own = Process.current()
+        others = {
+            claim.job or f"process {claim.owner.pid} on {claim.owner.host}"
+            for claim in claims.values()
+            if claim.owner != own
+        }
+        if others and not self._said_who:
+            self._said_who = True
+            self._say(f"waiting for what others have begun: {', '.join(sorted(others)[:3])}")
 
     def _run_here(self, ready: Sequence[Start]) -> bool:
         """Runs tasks in this process, each claimed just before. Debugging lets errors through."""
         ran = False
         for task, generation, attempt in ready:
-            self.ledger.beats.beat()
             if not self.ledger.claim(Claim(task.key, generation, attempt, Process.current())):
                 continue
             ran = True

@@ -72,6 +72,7 @@ class Colocated:
     """Base of systems with `pp` stages of `ep` ranks, `vpp` chunks each; `work` gives a stage's streams."""
 
     name = ""
+    traits: tuple[str, ...] = ()
     fields = frozenset({"mbs", "replicas", "ep", "pp", "vpp", "copies", "recompute", "shard_state"})
 
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
@@ -99,7 +100,8 @@ class Colocated:
         for ep in (n for n in divisors(model.num_experts) if n <= gpus):
             for pp in (n for n in divisors(gpus // ep) if n <= model.num_layers):
                 replicas = gpus // (ep * pp)
-                choices = product((1, 2), (1, 2, 4), RECOMPUTE, worthwhile_copies(spec))
+                chunks = (1, 2, 4) if "vpp" in self.fields else (1,)
+                choices = product((1, 2), chunks, RECOMPUTE, worthwhile_copies(spec))
                 for mbs, vpp, recompute, copies in choices:
                     num_microbatches, left = divmod(sequences, replicas * ep * mbs)
                     interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0
@@ -142,4 +144,5 @@ class Colocated:
             streams = self.work(stage, number, case, num_microbatches)
             streams["compute"] = [*streams["compute"], Action(Kind.SYNC), Action(Kind.UPDATE)]
             queues.update({(group.name, stream): ActionColumn.of(work) for stream, work in streams.items() if work})
-        return Plan(self.name, placement, queues, num_microbatches, layout.copies, layout.recompute)
+        how = (layout.copies, layout.recompute, self.traits, layout.chunks)
+        return Plan(self.name, placement, queues, num_microbatches, *how)

@@ -1,4 +1,4 @@
-"""Where DisagMoE puts the parts: p attention groups of M ranks, p expert groups of N, layers dealt in turn."""
+"""Where DisagMoE puts the parts: p attention groups of M ranks, p (or p_F) expert groups of N, layers dealt in turn."""
 
 from bench.case import Layout
 from bench.errors import BadInput
@@ -7,20 +7,31 @@ from bench.placement import Group, Placement
 from bench.system import require_divides
 
 
+def expert_depth(layout: Layout) -> int:
+    """p_F: number of expert groups."""
+    return layout.groups if layout.expert_groups is None else layout.expert_groups
+
+
+def replica_size(layout: Layout) -> int:
+    """GPUs of one replica: p M + p_F N."""
+    return layout.groups * layout.attention_ranks + expert_depth(layout) * layout.expert_ranks
+
+
 def place(model: Model, layout: Layout) -> Placement:
     """Layers l, in chunks of `layers_per_chunk`, go to groups A_g and F_g with g = (l / chunk) mod p.
+
+    With `expert_groups` p_F, g of the experts is (l / chunk) mod p_F.
 
     x_{l+1} is formed where it is used: expert outputs of layer l go straight to the attention group of layer l+1. The
     embedding lives on A0; the head where the next chunk would, or on `head_group`. Raises BadInput.
     """
     p, chunk = layout.groups, layout.layers_per_chunk
     require_divides("layout.expert_ranks", layout.expert_ranks, model.num_experts, f"experts of {model.name}")
-    if p * chunk > model.num_layers:
-        raise BadInput(
-            "layout.groups",
-            p,
-            f"groups x layers_per_chunk of at most {model.num_layers} layers of {model.name}",
-        )
+    p_f = expert_depth(layout)
+    for field, depth in (("layout.groups", p), ("layout.expert_groups", p_f)):
+        if depth * chunk > model.num_layers:
+            allowed = f"groups x layers_per_chunk of at most {model.num_layers} layers of {model.name}"
+            raise BadInput(field, depth, allowed)
     if layout.shared_on == "expert" and not model.num_shared_experts:
         raise BadInput("layout.shared_on", "expert", f"attention for {model.name}, which has no shared experts")
     head = (model.num_layers // chunk) % p if layout.head_group is None else layout.head_group
@@ -28,9 +39,10 @@ def place(model: Model, layout: Layout) -> Placement:
         raise BadInput("layout.head_group", head, f"0 to {p - 1}")
     attention = [Group(f"A{g}", g * layout.attention_ranks, layout.attention_ranks) for g in range(p)]
     first = p * layout.attention_ranks
-    experts = [Group(f"F{g}", first + g * layout.expert_ranks, layout.expert_ranks) for g in range(p)]
+    experts = [Group(f"F{g}", first + g * layout.expert_ranks, layout.expert_ranks) for g in range(p_f)]
     turn = [(layer // chunk) % p for layer in range(model.num_layers)]
     homes = [attention[g].name for g in turn]
+    expert_turn = [(layer // chunk) % p_f for layer in range(model.num_layers)]
     ends = [*homes[1:], attention[head].name]
     dense = [model.is_dense(layer) for layer in range(model.num_layers)]
     return Placement(
@@ -38,7 +50,7 @@ def place(model: Model, layout: Layout) -> Placement:
         embed=attention[0].name,
         head=attention[head].name,
         attention=tuple(homes),
-        expert=tuple(None if dense[layer] else experts[g].name for layer, g in enumerate(turn)),
+        expert=tuple(None if dense[layer] else experts[g].name for layer, g in enumerate(expert_turn)),
         # A dense layer makes x_{l+1} itself; it travels by a hop.
         join=tuple(homes[layer] if dense[layer] else ends[layer] for layer in range(model.num_layers)),
         shared_on=layout.shared_on,

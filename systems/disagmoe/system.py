@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench.action import TRANSFERS, Action
-from bench.assumptions import get_assumptions
+from bench.assumptions import Assumptions, get_assumptions
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.edges import edges
 from bench.placement import Placement
@@ -15,6 +16,10 @@ from bench.predict import costs_of
 from bench.system import divisors, worthwhile_copies
 from systems.disagmoe.af_pipe import AFPipe, Duration, parts_of
 from systems.disagmoe.placement import place
+
+if TYPE_CHECKING:
+    from systems.disagmoe.planner.explain import Explanation
+    from systems.disagmoe.planner.phases import PhasesPlan
 
 PLANNED_ON = "datasheet"
 """Assumptions that the order is made with, whatever a step is simulated with: a plan depends on its case alone."""
@@ -29,7 +34,7 @@ class DisagMoE:
     name = "disagmoe"
     summary = "attention and experts on disjoint GPU groups, M2N exchange, AF-Pipe rounds"
     fields = frozenset(
-        {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "layers_per_chunk", "round_length"}
+        {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "expert_groups", "layers_per_chunk", "round_length"}
         | {"deferred_w", "lookahead", "head_group", "shared_on", "copies", "recompute", "shard_state"}
     )
 
@@ -60,6 +65,23 @@ class DisagMoE:
 
     def placement(self, case: Case) -> Placement:
         return place(case.model, case.layout)
+
+    def explain(self, spec: CaseSpec, assumptions: Assumptions, **options: Any) -> "Explanation":
+        """The planner's layout and its reasons; options as in `systems.disagmoe.planner.explain.explain`."""
+        from systems.disagmoe.planner.explain import explain
+
+        return explain(spec, assumptions, **options)
+
+    def explain_schedule(
+        self, spec: CaseSpec, schedule: str, assumptions: Assumptions, **options: Any
+    ) -> "PhasesPlan":
+        """A plan for every phase of a sequence-length schedule such as ``4096:2000,16384:500``.
+
+        Options as in `systems.disagmoe.planner.phases.plan_phases`. Raises BadInput.
+        """
+        from systems.disagmoe.planner.phases import parse_schedule, plan_phases
+
+        return plan_phases(spec, parse_schedule(schedule), assumptions, **options)
 
     def in_flight(self, case: Case) -> dict[str, float]:
         """Forwards go part by part in rounds: the last part's first comes after a round of all others."""

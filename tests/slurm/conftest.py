@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.results import read_trial
 from bench.trial import Trial
 
 HERE = Path(__file__).parent
@@ -55,8 +56,9 @@ class Cluster:
         lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
         (self.root / "site.toml").write_text("\n".join(lines) + "\n")
 
-    def start(self, accounting: bool = False) -> None:
-        self._script("start_slurm.sh", ACCOUNTING=str(int(accounting)))
+    def start(self, **settings: str) -> None:
+        """settings: variables of start_slurm.sh."""
+        self._script("start_slurm.sh", **settings)
 
     def stop(self) -> None:
         self._script("stop_slurm.sh")
@@ -90,14 +92,16 @@ class Cluster:
         return done.returncode == 0
 
     def job_processes(self) -> list[psutil.Process]:
-        """Processes of jobs of this cluster, without Slurm's own."""
+        """Processes of sweeps' jobs on this cluster, without Slurm's own."""
         found = []
         for process in psutil.process_iter(["name"]):
             try:
                 env = process.environ()
             except (psutil.Error, OSError):
                 continue
-            ours = env.get("SLURM_CONF") == self.env["SLURM_CONF"] and "SLURM_JOB_ID" in env
+            ours = env.get("SLURM_CONF") == self.env["SLURM_CONF"] and env.get("SLURM_JOB_NAME", "").startswith(
+                "moebench"
+            )
             if ours and process.info["name"] not in ("slurmstepd", "slurmd", "slurmctld"):
                 found.append(process)
         return found
@@ -134,6 +138,10 @@ class Sweep:
     def run(self, code: int = 0) -> str:
         return self.begin().end(code)
 
+    def ask(self, verb: str, *options: str) -> str:
+        """What another verb says of the sweep."""
+        return self.cluster.command(*self.words[:3], verb, "--results", str(self.results), *options)
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
@@ -152,7 +160,7 @@ class Sweep:
         """Trials by task."""
         found: dict[str, list[Trial]] = {}
         for path in self.results.glob("*.json"):
-            trial = Trial.parse(path.read_bytes())
+            trial = read_trial(path)
             found.setdefault(trial.provenance["task"], []).append(trial)
         return found
 
@@ -177,27 +185,38 @@ def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None
         time.sleep(0.2)
 
 
-@pytest.fixture(scope="session")
-def slurm() -> Iterator[Cluster]:
-    """A Slurm of four nodes without accounting."""
-    if shutil.which("slurmctld") is None or shutil.which("munged") is None or os.geteuid():
-        pytest.skip("needs root, slurm-wlm and munge")
+def running_slurm(**settings: str) -> Iterator[Cluster]:
+    """A Slurm of four nodes while the caller goes on; skips where there can be none."""
+    programs = ["slurmctld", "munged", *(["slurmdbd", "mariadbd"] if settings.get("ACCOUNTING") == "1" else [])]
+    absent = [program for program in programs if shutil.which(program) is None]
+    if absent or os.geteuid():
+        pytest.skip(f"needs root and Slurm's packages; absent: {', '.join(absent) or 'nothing'}")
     root = Path(tempfile.mkdtemp(prefix="moebench-slurm-"))
     root.chmod(0o755)  # munged wants its socket to be reached by everybody
     cluster = Cluster(root)
     try:
-        cluster.start()
+        cluster.start(**settings)
         yield cluster
     finally:
         cluster.stop()
         shutil.rmtree(root, ignore_errors=True)
 
 
-@pytest.fixture
-def cluster(slurm: Cluster) -> Iterator[Cluster]:
-    """The Slurm, put in order and emptied after the test."""
+def emptied(slurm: Cluster) -> Iterator[Cluster]:
+    """The Slurm, put in order before a test and emptied after it."""
     slurm.site()
     yield slurm
     subprocess.run(["scancel", "--user", "root"], env=slurm.env, check=False, timeout=60)
     wait_until(lambda: not slurm.command("squeue", "-h"))
     wait_until(lambda: not slurm.job_processes())
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Cluster]:
+    yield from running_slurm()
+
+
+@pytest.fixture
+def cluster(slurm: Cluster) -> Iterator[Cluster]:
+    """A Slurm without accounting."""
+    yield from emptied(slurm)

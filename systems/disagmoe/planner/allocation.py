@@ -152,7 +152,7 @@ def allocate(
 
 
 def alternatives(problem: Problem, num: int, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
-    """The best allocation and the next best ones, each with another (p, M, N); fewer where there are no more."""
+    """The best allocation and the next best ones, each with another (p, p_F, M, N); fewer where there are no more."""
     excluded = np.zeros(len(problem), dtype=bool)
     splits = _splits(problem)
     found: list[Allocation] = []
@@ -180,9 +180,10 @@ def by_groups(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> lis
 
 
 def _splits(problem: Problem) -> NDArray[np.int64]:
-    """[candidates, 3]: p, M, N."""
-    shapes = np.array([(shape.groups, shape.option.expert_ranks) for shape in problem.shapes])[problem.shape]
-    return np.stack([shapes[:, 0], problem.data_ranks, shapes[:, 1]], axis=1)
+    """[candidates, 4]: p, p_F, M, N."""
+    shapes = [(shape.groups, shape.expert_groups, shape.option.expert_ranks) for shape in problem.shapes]
+    of_shape = np.array(shapes)[problem.shape]
+    return np.stack([of_shape[:, 0], of_shape[:, 1], problem.data_ranks, of_shape[:, 2]], axis=1)
 
 
 def infeasible(problem: Problem, excluded: NDArray[np.bool_] | None = None, without: Collection[str] = ()) -> BadInput:
@@ -199,14 +200,14 @@ def infeasible(problem: Problem, excluded: NDArray[np.bool_] | None = None, with
     needs = np.maximum(problem.attention_bytes, problem.expert_bytes)[within]
     least = within.nonzero()[0][int(np.argmin(needs))]
     side = "attention" if problem.attention_bytes[least] > problem.expert_bytes[least] else "expert"
-    need, have = float(needs.min()) / 2**30, cluster.gpu.memory_bytes / 2**30
+    least_gib, have = float(needs.min()) / 2**30, cluster.gpu.memory_bytes / 2**30
     fewer = problem.layout(int(least))
     return BadInput(
         "cluster",
         cluster.name,
         f"more memory or more GPUs: the {side} memory constraint cannot hold; the least that any of {within.sum()} "
-        f"splits of {cluster.num_gpus} GPUs needs is {need:.1f} GiB a GPU ({fewer}), {need - have:.1f} GiB more than "
-        f"its {have:.1f}",
+        f"splits of {cluster.num_gpus} GPUs needs is {least_gib:.1f} GiB a GPU ({fewer}), {least_gib - have:.1f} GiB "
+        f"more than its {have:.1f}",
     )
 
 

@@ -10,8 +10,17 @@ from bench.errors import BadInput
 from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, allocate, alternatives, by_groups
 from systems.disagmoe.planner.problem import Choices, problem
 from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Evaluate, Refinement, Try, refine
+from systems.disagmoe.planner.words import (
+    GIB,
+    binding_in_words,
+    memory_in_words,
+    refined_in_words,
+    sets_in_words,
+    short,
+    split_in_words,
+    what_if_in_words,
+)
 
-GIB = 2**30
 NUM_SEEDS = 3
 NUM_ALTERNATIVES = 4
 MOST_NODES_FACTOR = 64
@@ -66,24 +75,24 @@ class Explanation:
     def sentences(self) -> list[str]:
         """In words, most important first."""
         best, chosen = self.best, self.allocation
-        said = [_split_in_words(self.layout, self.spec.cluster.num_gpus), *_binding_in_words(chosen)]
+        said = [split_in_words(self.layout, self.spec.cluster.num_gpus), *binding_in_words(chosen)]
         said.append(
             f"The programme's step takes {chosen.step_s:.4g} s; no allocation of this model is proven faster than "
             f"{1 / chosen.most_steps_per_s:.4g} s (gap {100 * chosen.gap:.2g} %"
             f"{'' if chosen.proven else '; the solver ran out of time, this is its best so far'})."
         )
         if best is not None and best.step_time_s is not None:
-            said.append(_refined_in_words(best, self.refinement, chosen, self.source))
+            said.append(refined_in_words(best, self.refinement, chosen, self.source))
         elif self.refinement is not None:
             said.append("No neighbour of the programme's splits fits in memory when it is simulated.")
         if self.others:
             other = self.others[0]
             loss = 100 * (other.step_s / chosen.step_s - 1)
-            said.append(f"The next best split is {_short(other)} and loses {loss:.1f} % (by the programme).")
-        said.append(_memory_in_words(chosen, best))
-        said += [_what_if_in_words(each, chosen) for each in self.what_ifs]
+            said.append(f"The next best split is {short(other)} and loses {loss:.1f} % (by the programme).")
+        said.append(memory_in_words(chosen, best))
+        said += [what_if_in_words(each.condition, each.allocation, chosen) for each in self.what_ifs]
         if self.nic_sets is not None:
-            said.append(_sets_in_words(self.nic_sets, chosen))
+            said.append(sets_in_words(self.nic_sets, chosen))
         return said
 
     def tables(self) -> list[Table]:
@@ -177,9 +186,7 @@ def explain(
     )
 
 
-def _what_ifs(
-    spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float
-) -> list[WhatIf]:
+def _what_ifs(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> list[WhatIf]:
     """Twice and half the sequence length at the same number of tokens; twice and half the NICs' speed."""
     found = []
     for condition, changed in _conditions(spec):
@@ -227,81 +234,8 @@ def _with_what_fits(error: BadInput, spec: CaseSpec, assumptions: Assumptions, c
             factor *= 2
             continue
         size = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs"
-        return BadInput(error.field, error.value, f"{error.allowed}; {size} would fit ({_short(fits)})")
+        return BadInput(error.field, error.value, f"{error.allowed}; {size} would fit ({short(fits)})")
     return error
-
-
-def _short(allocation: Allocation) -> str:
-    layout = allocation.layout
-    return f"p={layout.groups} M:N={layout.attention_ranks}:{layout.expert_ranks}"
-
-
-def _split_in_words(layout: Layout, num_gpus: int) -> str:
-    m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
-    replicas = layout.replicas or 1
-    used = replicas * p * (m + n)
-    return (
-        f"{m} attention and {n} expert GPUs in each of {p} groups, {replicas} replica{'s' * (replicas > 1)}: "
-        f"{used} of {num_gpus} GPUs, rounds of {layout.round_length} micro-batches, recompute={layout.recompute}, "
-        f"copies={layout.copies}."
-    )
-
-
-def _binding_in_words(chosen: Allocation) -> list[str]:
-    busy = chosen.seconds
-    said = []
-    for side in ("attention", "expert"):
-        own = {name.removeprefix(f"{side} "): s for name, s in busy.items() if name.startswith(side) and s}
-        first = max(own, key=lambda name: own[name])
-        rest = ", ".join(f"{name} {s:.4g} s" for name, s in own.items() if name != first)
-        who = "Attention" if side == "attention" else "Experts"
-        are = "is" if side == "attention" else "are"
-        said.append(f"{who} {are} bound by {first} ({own[first]:.4g} s a step{'; ' + rest if rest else ''}).")
-    said.append(f"What binds the step: {' and '.join(chosen.binding)}.")
-    return said
-
-
-def _refined_in_words(best: Try, refinement: Refinement | None, chosen: Allocation, source: str) -> str:
-    tried = 0 if refinement is None else refinement.num_evaluated
-    ended = "no neighbour is faster" if refinement is not None and refinement.complete else "the budget ended the search"
-    rate = 100 * chosen.step_s / (best.step_time_s or chosen.step_s)
-    return (
-        f"{source.capitalize()}, the refined step takes {best.step_time_s:.4g} s: {rate:.0f} % of the programme's rate; "
-        f"{tried} layouts were {source}, and {ended}."
-    )
-
-
-def _memory_in_words(chosen: Allocation, best: Try | None) -> str:
-    have = chosen.problem.spec.cluster.gpu.memory_bytes / GIB
-    left = [have - held / GIB for held in chosen.memory_bytes]
-    count = chosen.layout.round_length
-    said = (
-        f"With one micro-batch in flight {left[0]:.1f} GiB of an attention GPU and {left[1]:.1f} GiB of an expert GPU "
-        f"are left of {have:.1f}; that holds {count} micro-batch{'es' * (count > 1)} in flight."
-    )
-    if best is not None and best.peak_memory_bytes:
-        said += f" The refined step's fullest GPU has {have - best.peak_memory_bytes / GIB:.1f} GiB left."
-    return said
-
-
-def _what_if_in_words(what_if: WhatIf, chosen: Allocation) -> str:
-    other = what_if.allocation
-    if other is None:
-        return f"If {what_if.condition}: nothing fits."
-    same = _short(other) == _short(chosen)
-    split = "the split stays" if same else f"the split becomes {_short(other)}"
-    return f"If {what_if.condition}: {split}, {other.step_s:.4g} s a step, bound by {' and '.join(other.binding)}."
-
-
-def _sets_in_words(sets: Allocation, chosen: Allocation) -> str:
-    gain = chosen.step_s / sets.step_s - 1
-    if gain <= 1e-3:
-        return "Dealing the NICs of a node to its attention and expert GPUs otherwise than one each gains nothing."
-    a, f = sets.nics
-    return (
-        f"NICs dealt {a:.0f}:{f:.0f} to a pair of groups of {_short(sets)} would gain {100 * gain:.1f} % (simulated only: "
-        "no transport here gives a rank a set of NICs)."
-    )
 
 
 def _split_row(each: Allocation, chosen: Allocation) -> list[object]:
@@ -336,7 +270,8 @@ def _plain(each: Allocation) -> dict[str, Any]:
         "binding": list(each.binding),
         "busy_s": dict(each.seconds),
         "num_gpus": each.num_gpus,
-        "nics": {"attention": each.nics[0], "expert": each.nics[1], "simulated_only": each.problem.choices.nics == "sets"},
+        "nics": {"attention": each.nics[0], "expert": each.nics[1]},
+        "simulated_only": each.problem.choices.nics == "sets",
         "mfu_of_used": each.mfu(),
         "mfu_of_allocated": each.mfu(each.problem.spec.cluster.num_gpus),
         "memory_bytes": {"attention": each.memory_bytes[0], "expert": each.memory_bytes[1]},

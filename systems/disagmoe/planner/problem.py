@@ -3,12 +3,12 @@
 A shape is one choice of p groups, N expert ranks, R replicas and an option of the layer; a candidate is a shape with M
 attention ranks. Of a candidate with costs C (GPU-seconds of a step) and V (port-seconds), each resource caps the rate:
 
-    attention compute   r C_A <= p R M      attention NICs   r V_A <= NICs of all attention groups
-    expert compute      r C_F <= p R N      expert NICs      r V_F <= NICs of all expert groups
+    attention compute   r C_A <= p R M        attention NICs   r V_A <= NICs of all attention groups
+    expert compute      r C_F <= p_F R N      expert NICs      r V_F <= NICs of all expert groups
 
-C and V are those of the busiest group times p, so that layers dealt unevenly and the head count. Both are stretched by
+p_F is p unless unequal depths are asked for. C and V are those of the busiest group times the number of groups, so that layers dealt unevenly and the head count. Both are stretched by
 the time in which a pipeline of 2 p groups and 2 p transfers fills and drains: (4 p - 1) / (m v) of the step for m
-micro-batches and v = L / p turns, the bubble of an interleaved pipeline with transfers as stages of their own.
+micro-batches and v = L / p turns (with p the mean of p and p_F), the bubble of an interleaved pipeline with transfers as stages of their own.
 
 A sixth cap is Little's law: a micro-batch takes a latency l from its embedding to its last gradient, so m of them take
 m l / q when q are in flight, and q is as many as memory holds, and at most 4 p. Without it the best split on paper
@@ -43,6 +43,7 @@ RESOURCES = (
     "micro-batches in flight",
 )
 MAX_GROUPS = 16
+MAX_UNEQUAL = 8  # p + p_F where they differ: a pair of ratios such as 5:3 needs no more
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Choices:
 
     Args:
         groups: values of p.
+        unequal: numbers of expert groups that differ from p, instead of equal ones.
         recompute, shared_on, copies: values of the layout's fields of these names.
         tiling: "any", or "nodes": every group takes whole nodes or an equal part of one.
         nics: "own": a rank uses its share of its node's NICs. "sets": the NICs of a node are dealt to its attention
@@ -60,6 +62,7 @@ class Choices:
     """
 
     groups: tuple[int, ...] | None = None
+    unequal: bool = False
     recompute: tuple[str, ...] = ("none", "full", "redispatch")
     shared_on: tuple[str, ...] | None = None
     copies: tuple[str, ...] | None = None
@@ -75,9 +78,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Shape:
-    """p, N, R and the layer's option; `load` are the GPU- or port-seconds of one step, by resource."""
+    """p, p_F, N, R and the layer's option; `load` are seconds of one step for one rank a group, by resource."""
 
     groups: int
+    expert_groups: int
     option: Option
     replicas: int
     head_group: int
@@ -148,6 +152,7 @@ class Problem:
             attention_ranks=int(self.data_ranks[candidate]),
             expert_ranks=shape.option.expert_ranks,
             groups=shape.groups,
+            expert_groups=_or_none(shape.groups, shape.expert_groups),
             replicas=shape.replicas,
             head_group=shape.head_group,
             mbs=self.choices.mbs,
@@ -171,25 +176,26 @@ def problem(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None = 
     rows: list[tuple[float, ...]] = []
     caps: list[list[float]] = []
     tokens, memory = chosen.mbs * spec.workload.seq_len, float(spec.cluster.gpu.memory_bytes)
-    for groups, option in product(_groups(spec, chosen), _options(spec, chosen)):
+    for (groups, expert_groups), option in product(_depths(spec, chosen), _options(spec, chosen)):
         costs = token_costs(spec, option, assumptions)
-        head, load = _load(spec, costs, groups)
-        held = _Bytes(spec, option, groups, head, costs, assumptions, chosen.mbs)
+        head, load = _load(spec, costs, groups, expert_groups)
+        held = _Bytes(spec, option, (groups, expert_groups), head, costs, assumptions, chosen.mbs)
         latency = _latency(costs, groups)
         for replicas in divisors(sequences):
-            most = spec.cluster.num_gpus // (groups * replicas) - option.expert_ranks
+            most = (spec.cluster.num_gpus // replicas - expert_groups * option.expert_ranks) // groups
             data = [m for m in divisors(sequences // replicas) if _tiles(spec, chosen, m) and m <= max(most, 1)]
             if most < 1 and replicas > 1:
                 break
-            shapes.append(Shape(groups, option, replicas, head, load, latency))
+            shapes.append(Shape(groups, expert_groups, option, replicas, head, load, latency))
             for m in data:
                 microbatches = sequences // (replicas * m)
-                fill = 1.0 + (4 * groups - 1) * groups / (microbatches * spec.model.num_layers)
+                depth = (groups + expert_groups) / 2
+                fill = 1.0 + (4 * depth - 1) * depth / (microbatches * spec.model.num_layers)
                 ranks = _ranks(m, option.expert_ranks)
-                lanes = [groups * replicas * n / (c * fill) if c else np.inf for n, c in zip(ranks, load, strict=True)]
-                used = groups * replicas * (m + option.expert_ranks)
+                lanes = [replicas * n / (c * fill) if c else np.inf for n, c in zip(ranks, load, strict=True)]
+                used = replicas * (groups * m + expert_groups * option.expert_ranks)
                 held_bytes = held.of(m, replicas)
-                in_flight = min(_in_flight(memory, *held_bytes), 4 * groups, microbatches)
+                in_flight = min(_in_flight(memory, *held_bytes), round(4 * depth), microbatches)
                 caps.append([*lanes, in_flight / (microbatches * latency.of(tokens, m, option.expert_ranks))])
                 rows.append((len(shapes) - 1, m, used, microbatches, in_flight, *held_bytes))
     if not rows:
@@ -200,10 +206,17 @@ def problem(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None = 
         spec,
         chosen,
         tuple(shapes),
-        *columns[:5],
-        np.array(caps).T,
-        *columns[5:],
-        mixed=_mixed(spec, columns[1], experts),
+        shape=columns[0],
+        data_ranks=columns[1],
+        num_gpus=columns[2],
+        num_microbatches=columns[3],
+        in_flight=columns[4],
+        caps=np.array(caps).T,
+        attention_bytes=columns[5],
+        expert_bytes=columns[6],
+        attention_kept=columns[7],
+        expert_kept=columns[8],
+        mixed=_mixed(spec, columns[1], experts) & (not chosen.unequal),
         nics_per_gpu=spec.cluster.nics_per_node / spec.cluster.gpus_per_node,
         step_flops=step_flops(spec.model, spec.workload.seq_len, spec.workload.global_batch_tokens),
     )
@@ -219,6 +232,18 @@ def _groups(spec: CaseSpec, choices: Choices) -> Iterable[int]:
         return choices.groups
     most = min(MAX_GROUPS, spec.model.num_layers, max(1, spec.cluster.num_gpus // 2))
     return [p for p in range(1, most + 1) if p <= 8 or p % 4 == 0]
+
+
+def _depths(spec: CaseSpec, choices: Choices) -> list[tuple[int, int]]:
+    """Pairs of p and p_F."""
+    found = _groups(spec, choices)
+    if not choices.unequal:
+        return [(p, p) for p in found]
+    return [(a, f) for a in found for f in found if a != f and a + f <= MAX_UNEQUAL]
+
+
+def _or_none(groups: int, expert_groups: int) -> int | None:
+    return None if expert_groups == groups else expert_groups
 
 
 def _options(spec: CaseSpec, choices: Choices) -> Iterator[Option]:
@@ -249,8 +274,8 @@ def _dealt(column: Floats, groups: int) -> Floats:
     return sums
 
 
-def _load(spec: CaseSpec, costs: TokenCosts, groups: int) -> tuple[int, tuple[float, ...]]:
-    """The best group for the head, and GPU- or port-seconds of a step by resource: the busiest group's, times p."""
+def _load(spec: CaseSpec, costs: TokenCosts, groups: int, expert_groups: int) -> tuple[int, tuple[float, ...]]:
+    """The best group for the head, and GPU- or port-seconds of a step on the busiest group, by resource."""
     attention, expert = costs.attention, costs.expert
     work = _dealt(attention.compute_s, groups)
     work[0] += costs.embed_s
@@ -259,9 +284,9 @@ def _load(spec: CaseSpec, costs: TokenCosts, groups: int) -> tuple[int, tuple[fl
     work[head] += attention.compute_s[-1]
     ports = _dealt(_ports(attention, groups), groups)
     ports[:, head] += _ports(attention, groups)[:, -1]
-    expert_ports = _dealt(_ports(expert, groups), groups)
-    times = groups * spec.workload.global_batch_tokens
-    busiest = [work.max(), _dealt(expert.compute_s, groups).max()]
+    expert_ports = _dealt(_ports(expert, groups), expert_groups)
+    times = spec.workload.global_batch_tokens
+    busiest = [work.max(), _dealt(expert.compute_s, expert_groups).max()]
     for first in (NIC_SEND, NIC_SEND + 1):
         busiest += [each[[first, first + NIC_RECEIVE - NIC_SEND]].max() for each in (ports, expert_ports)]
     return head, tuple(times * float(seconds) for seconds in busiest)
@@ -293,21 +318,25 @@ class _Bytes:
         self,
         spec: CaseSpec,
         option: Option,
-        groups: int,
+        depths: tuple[int, int],
         head: int,
         costs: TokenCosts,
         assumptions: Assumptions,
         mbs: int,
     ) -> None:
         layout = Layout.make(
-            groups=groups, expert_ranks=option.expert_ranks, head_group=head, shared_on=option.shared_on
+            groups=depths[0],
+            expert_groups=_or_none(*depths),
+            expert_ranks=option.expert_ranks,
+            head_group=head,
+            shared_on=option.shared_on,
         )
         state, self.recipe = fixed_state(spec, option, layout, assumptions)
         self.state = {group.name: state.shared(group.name) for group in state.placement.groups}
         self.expert_ranks = option.expert_ranks
         tokens = mbs * spec.workload.seq_len
-        self.kept_attention = tokens * float(_dealt(costs.attention.kept_bytes, groups).max())
-        self.kept_expert = tokens * float(_dealt(costs.expert.kept_bytes, groups).max()) / option.expert_ranks
+        self.kept_attention = tokens * float(_dealt(costs.attention.kept_bytes, depths[0]).max())
+        self.kept_expert = tokens * float(_dealt(costs.expert.kept_bytes, depths[1]).max()) / option.expert_ranks
         self.passing_attention = tokens * float(costs.attention.passing_bytes.max())
         self.passing_expert = tokens * float(costs.expert.passing_bytes.max()) / option.expert_ranks
 

@@ -5,7 +5,7 @@ simulated (or measured) step to say. A neighbour differs in one choice, or moves
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +16,7 @@ from bench.errors import BadInput
 from bench.predict import costs_of, does_not_fit, predict
 from bench.system import divisors
 from bench.tune import least_bytes
-from systems.disagmoe.placement import place
+from systems.disagmoe.placement import expert_depth, place, replica_size
 
 DEFAULT_BUDGET = 32
 MORE_THAN_NOTHING = 1e-3
@@ -232,7 +232,7 @@ def neighbours(spec: CaseSpec, layout: Layout) -> Iterator[tuple[Layout, str]]:
             yield near, " ".join(f"{key}={value}" for key, value in change.items())
 
 
-def _moves(spec: CaseSpec, layout: Layout) -> Iterator[dict[str, object]]:
+def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
     m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
     for length in _beside(_rounds(p), layout.round_length):
         yield {"round_length": length}
@@ -246,6 +246,8 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[dict[str, object]]:
         yield from ({"shared_on": side} for side in ("attention", "expert"))
     for mbs in (layout.mbs * 2, layout.mbs // 2):
         yield {"mbs": mbs}
+    yield {"mbs": layout.mbs * 2, "attention_ranks": m // 2}
+    yield {"mbs": layout.mbs // 2, "attention_ranks": m * 2}
     for chunk in (layout.layers_per_chunk * 2, layout.layers_per_chunk // 2):
         yield {"layers_per_chunk": chunk, "head_group": None}
     data, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
@@ -255,6 +257,8 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[dict[str, object]]:
         yield {"expert_ranks": more}
     for groups in (p - 1, p + 1, p * 2, p // 2):
         yield {"groups": groups, "head_group": None}
+    for depth in (expert_depth(layout) - 1, expert_depth(layout) + 1):
+        yield {"expert_groups": None if depth == p else depth}
     for factor in (2, 0.5):
         both = {"attention_ranks": int(m * factor), "expert_ranks": int(n * factor)}
         yield both
@@ -277,9 +281,11 @@ def _tiled(spec: CaseSpec, layout: Layout, before: Layout) -> Layout | None:
     numbers = (layout.attention_ranks, layout.expert_ranks, layout.groups, layout.mbs, layout.layers_per_chunk)
     if min(numbers) < 1 or spec.model.num_experts % layout.expert_ranks:
         return None
-    if layout.groups * layout.layers_per_chunk > spec.model.num_layers:
+    if expert_depth(layout) < 1 or layout.expert_groups == layout.groups:
         return None
-    fit = spec.cluster.num_gpus // (layout.groups * (layout.attention_ranks + layout.expert_ranks))
+    if max(layout.groups, expert_depth(layout)) * layout.layers_per_chunk > spec.model.num_layers:
+        return None
+    fit = spec.cluster.num_gpus // replica_size(layout)
     lanes, left = divmod(spec.workload.num_sequences, layout.attention_ranks * layout.mbs)
     if left or not fit or not lanes:
         return None

@@ -7,6 +7,7 @@ colocated point is the aggregated system: attention and experts share GPUs, henc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def roofline(
         BadInput: lengths that are not positive or not ascending; a model, rank number or dtype that cannot be.
     """
     check_lengths(seq_lens)
-    found = []
+    found: list[Point] = []
     for top_k in top_ks or (model.top_k,):
         shape = Model.from_fields({**model.model_dump(), "top_k": top_k})
         ranks = _ranks(shape, expert_ranks)
@@ -114,7 +115,7 @@ def check_lengths(seq_lens: Sequence[int]) -> None:
         raise BadInput("seq-len", "", "at least one sequence length")
     if min(seq_lens) < 1:
         raise BadInput("seq-len", min(seq_lens), "a positive number of tokens")
-    if any(later <= earlier for earlier, later in zip(seq_lens, seq_lens[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(seq_lens)):
         raise BadInput("seq-len", ",".join(map(str, seq_lens)), "ascending sequence lengths, each once")
 
 
@@ -129,9 +130,9 @@ def _ranks(model: Model, asked: int | None) -> int:
 def _points(spec: CaseSpec, ranks: int, copies: str, assumptions: Assumptions) -> Iterator[Point]:
     costs = token_costs(spec, Option(ranks, copies=copies), assumptions)
     mixture = np.array([not spec.model.is_dense(layer) for layer in range(spec.model.num_layers)])
-    totals = [_Totals.of(side, mixture) for side in (costs.attention, costs.expert)]
-    totals.append(_together(*totals, spec.cluster, ranks))
-    for side, total in zip(SIDES, totals, strict=True):
+    attention, expert = (_Totals.of(side, mixture) for side in (costs.attention, costs.expert))
+    together = _together(attention, expert, spec.cluster, ranks)
+    for side, total in zip(SIDES, (attention, expert, together), strict=True):
         yield Point(
             spec.model.name,
             spec.workload.seq_len,

@@ -177,7 +177,7 @@ def _add_compute(sides: dict[str, Side], costs: Costs, action: Action, per_token
     if action.pass_ is Pass.F:
         side.kept_bytes[slot] += float(np.max(costs.held_bytes(Held.FORWARD, action))) * factor
     elif action.pass_ is Pass.R:
-        passing += float(np.max(costs.held_bytes(Held.AGAIN, action)))
+        passing += costs.case.layout.lookahead * float(np.max(costs.held_bytes(Held.AGAIN, action)))
     side.passing_bytes[slot] = max(side.passing_bytes[slot], passing * factor)
 
 
@@ -187,8 +187,8 @@ def _add_transfer(sides: dict[str, Side], costs: Costs, action: Action, per_toke
     first, last = _end_slots(action)
     ports, message = costs.ports(action), costs.message(action)
     moves = action.kind in (Kind.RESIDUAL, Kind.HOP)
-    taken_at = ((source, first, NIC_SEND), (source, first, NVLINK_SEND))
-    taken_at += ((target, last, NIC_RECEIVE), (target, last, NVLINK_RECEIVE))
+    sends = ((source, first, NIC_SEND), (source, first, NVLINK_SEND))
+    taken_at = (*sends, (target, last, NIC_RECEIVE), (target, last, NVLINK_RECEIVE))
     for (side, slot, port), taken in zip(taken_at, ports[:4], strict=True):
         seconds = float(np.max(taken, initial=0.0)) * per_token[side]
         sides[side].port_s[port, slot] += seconds

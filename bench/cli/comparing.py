@@ -1,0 +1,303 @@
+"""`moebench compare`, `explain` and `new-system`: one's own schedule beside all others, and what bounds a step."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.cli import options
+from bench.cli.options import PairsCommand
+
+if TYPE_CHECKING:
+    from bench.case import Case, CaseSpec
+    from bench.compare import Compared, Ran
+    from bench.evaluate import CostModel
+    from bench.explain import Explanation
+
+DEFAULT_AGAINST = "ep,disagmoe"
+RUN_MICROBATCHES = 8
+RUN_OPTIONS = {"--ranks": "ranks", "--device": "device", "--steps": "steps"}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs compare, explain and new-system."""
+    example = "moebench compare ./mine.py --against ep,disagmoe --model qwen3-30b --cluster h800x4 --seq-len 8192"
+    app.command("compare", cls=PairsCommand, epilog=f"Example: {example}")(compare)
+    example = "moebench explain ep --model qwen3-30b --cluster h800x4 --seq-len 8192 --layout ep=16 pp=2"
+    app.command("explain", cls=PairsCommand, epilog=f"Example: {example}")(explain)
+    app.command("new-system", epilog="Example: moebench new-system pingpong")(new_system)
+
+
+add_verbs = register
+
+
+def _number(name: str, help_: str) -> Any:
+    return typer.Option(name, metavar="NUMBER", parser=options.whole_number, help=help_)
+
+
+def compare(
+    system: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|SYSTEM", help="Schedule: a Python file, a plan's text (.txt), or a name.", show_default=False
+        ),
+    ],
+    model: options.Model_,
+    cluster: options.Cluster_,
+    seq_len: options.SeqLen,
+    against: Annotated[
+        str, typer.Option("--against", metavar="SYSTEM,...", help="Systems beside it; a name's beginning will do.")
+    ] = DEFAULT_AGAINST,
+    global_batch_tokens: options.Batch = None,
+    dtype: options.Dtype = "bf16",
+    routing: options.Routing_ = "balanced",
+    seed: options.Seed = 0,
+    assumptions: options.AssumptionSet = None,
+    set_: options.Setting = None,
+    budget: Annotated[int, _number("--budget", "Layouts to simulate for each system.")] = 32,
+    run: Annotated[bool, typer.Option("--run", help="Verify and run each on this machine as well.")] = False,
+    ranks: options.Ranks = 4,
+    device: options.Device = "cpu",
+    run_model: Annotated[str, typer.Option("--run-model", metavar="NAME|FILE", help="Model of --run.")] = "tiny",
+    run_seq_len: Annotated[int, _number("--run-seq-len", "Sequence length of --run, in tokens.")] = 64,
+    steps: Annotated[int, _number("--steps", "Optimizer steps of --run.")] = 5,
+    results: options.Results = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the pictures go.")] = Path("out"),
+    json: options.Json = False,
+) -> None:
+    """Compare a schedule with other systems: all tuned alike and simulated, and with --run verified and run.
+
+    Draws one timeline a system on one scale. With --run, each system takes of its layouts for this machine's ranks the
+    one that moves between groups most often. Exit code 1 where a system does not verify or run.
+    """
+    from bench.cli.output import print_json, require_folder
+    from bench.compare import resolve
+    from bench.evaluate import CostModel
+    from bench.results import LOCAL, Store
+
+    if budget < 1:
+        from bench.errors import BadInput
+
+        raise BadInput("budget", budget, "at least 1")
+    kept = LOCAL if results is None else results
+    require_folder("results", kept)
+    require_folder("out", out)
+    costs = CostModel.named(assumptions, options.words_of(set_))
+    names = list(dict.fromkeys([resolve(system), *map(resolve, filter(None, against.split(",")))]))
+    specs = [
+        options.spec_on(name, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed) for name in names
+    ]
+    cases = run_cases(names, run_model, ranks, device, run_seq_len, seed) if run else []
+    entries, files = _simulated(specs, costs, budget, out)
+    store = Store(kept)
+    written = [store.write(entry.trial) for entry in entries]
+    if not json:
+        _show(entries, costs)
+    ran = _ran(cases, steps, device, out, files) if cases else []
+    written += [store.write(one.trial) for one in ran]
+    if json:
+        print_json(_described(entries, ran, files, kept))
+    else:
+        _show_runs(ran)
+        typer.echo(f"wrote {', '.join(map(str, files))}; {len(written)} trials in {kept}")
+    failed = [one for one in ran if not one.ok]
+    for one in failed:
+        reasons = [*one.report.problems[:3], *([one.trial.message] if one.trial.status != "ok" else [])]
+        typer.echo(f"moebench: {one.label}: {'; '.join(reasons)}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def run_cases(names: list[str], model: str, ranks: int, device: str, seq_len: int, seed: int) -> "list[Case]":
+    """What --run executes: the same small work for all, in the layout that tries most of each schedule."""
+    from bench.cli.training import require_torch
+    from bench.compare import trying_layout
+
+    require_torch()
+    here = options.local_cluster(ranks, options.device_of(device))
+    tokens = RUN_MICROBATCHES * ranks * seq_len
+    dtype = "fp32" if device == "cpu" else "bf16"
+    specs = [options.spec_of(name, model, here, seq_len, tokens, dtype, "learned", seed) for name in names]
+    return [spec.with_layout(trying_layout(spec)) for spec in specs]
+
+
+def _simulated(
+    specs: "list[CaseSpec]", costs: "CostModel", budget: int, out: Path
+) -> "tuple[list[Compared], list[Path]]":
+    from bench.cli.output import working
+    from bench.compare import compare as compare_specs
+
+    with working("tuning") as advance:
+        entries = compare_specs(
+            specs, costs, budget=budget, progress=lambda label, done, total: advance(done, total, label)
+        )
+    panels = [
+        (f"{entry.label}  {entry.best.case.layout}", entry.best.timeline, entry.best.program.plan.placement)
+        for entry in entries
+        if entry.best is not None
+    ]
+    return entries, _drawn(panels, out, "compare")
+
+
+def _drawn(panels: list[Any], out: Path, name: str) -> list[Path]:
+    if not panels:
+        return []
+    from bench.errors import BadInput
+    from paper_figs.style import save
+    from paper_figs.timeline import draw
+
+    try:
+        return list(save(draw(panels), out, name))
+    except OSError as error:
+        raise BadInput("out", str(out), f"a directory that can be written ({error.strerror})") from None
+
+
+def _ran(cases: "list[Case]", steps: int, device: str, out: Path, files: list[Path]) -> "list[Ran]":
+    from bench.cli.output import working
+    from bench.compare import run
+
+    with working("verifying and running") as advance:
+        ran = list(
+            run(cases, steps=steps, device=device, progress=lambda label, done, total: advance(done, total, label))
+        )
+    panels = [
+        (f"{one.label}  {one.trial.layout}", one.timeline, one.placement) for one in ran if one.timeline is not None
+    ]
+    files += _drawn(panels, out, "compare-measured")
+    return ran
+
+
+def _show(entries: "list[Compared]", costs: "CostModel") -> None:
+    from bench.cli.output import print_table
+    from bench.compare import COLUMNS
+
+    case = entries[0].trial.case
+    work = f"{case.workload.seq_len} tokens a sequence, {case.workload.global_batch_tokens} a step"
+    title = f"simulated: {case.model.name} on {case.cluster.name}, {work}, assumptions {costs.label}"
+    print_table(title, COLUMNS, [entry.row(entries[0]) for entry in entries])
+    for entry in entries:
+        for reason, number in entry.refused[:2]:
+            typer.echo(f"{entry.label}: {number} layouts refused: {reason}")
+        if not entry.trial.search.get("complete", True):
+            typer.echo(f"{entry.label}: the budget ended the search; --budget NUMBER tries more layouts")
+
+
+def _show_runs(ran: "list[Ran]") -> None:
+    from bench.cli.output import print_table
+    from bench.compare import RUN_COLUMNS
+
+    if ran:
+        case = ran[0].trial.case
+        title = f"measured: {case.model.name} on {case.cluster.num_gpus} x {case.cluster.gpu.name}"
+        print_table(title, RUN_COLUMNS, [one.row() for one in ran])
+
+
+def _described(entries: "list[Compared]", ran: "list[Ran]", files: list[Path], kept: Path) -> dict[str, Any]:
+    from bench.cli.training import _described as trial_fields
+    from bench.cli.training import _verified
+    from bench.compare import described
+
+    return {
+        "kind": "comparison",
+        "simulated": [described(entry) for entry in entries],
+        "measured": [{"label": one.label, **trial_fields(one.trial)} for one in ran],
+        "verified": [{"label": one.label, **_verified(one.report)} for one in ran],
+        "files": [str(path) for path in files],
+        "results": str(kept),
+    }
+
+
+def explain(
+    system: options.System_,
+    model: options.Model_,
+    cluster: options.Cluster_,
+    seq_len: options.SeqLen,
+    global_batch_tokens: options.Batch = None,
+    layout: options.Layout_ = None,
+    dtype: options.Dtype = "bf16",
+    routing: options.Routing_ = "balanced",
+    seed: options.Seed = 0,
+    assumptions: options.AssumptionSet = None,
+    set_: options.Setting = None,
+    json: options.Json = False,
+) -> None:
+    """Say what bounds a simulated step: its critical path, the busiest resource, the gap to the bound, what would help.
+
+    Without a layout the system is tuned.
+    """
+    from bench.cli.output import print_json
+    from bench.cli.planning import best
+    from bench.evaluate import CostModel
+    from bench.explain import explain as explain_step
+    from bench.predict import predict
+
+    spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
+    costs = CostModel.named(assumptions, options.words_of(set_))
+    given = options.layout_of(layout)
+    found = predict(spec.with_layout(given), costs.values) if given is not None else best(spec, costs)[0]
+    found.require_fits()
+    explained = explain_step(found, costs.values)
+    if json:
+        print_json({**explained.described(), "assumptions": costs.label})
+    else:
+        _show_explanation(found.case, explained, costs)
+
+
+def _show_explanation(case: "Case", explained: "Explanation", costs: "CostModel") -> None:
+    from bench.cli.output import print_facts, print_table
+
+    step = explained.step_time_s
+    group, resource, used = explained.busiest
+    print_facts(
+        f"simulated: {case.system} for {case.model.name} on {case.cluster.name}",
+        {
+            "layout": str(case.layout) or "defaults",
+            "step ms": step * 1e3,
+            "bound ms": explained.bound_s * 1e3,
+            "bound by": explained.bound_by,
+            "busiest resource": f"{resource} of {group}, {used:.1%} of the step",
+            "assumptions": costs.label,
+        },
+    )
+
+    def share(seconds: float) -> str:
+        return f"{seconds / step:.1%}"
+
+    print_table(
+        "critical path: what the end of the step waited for, one thing after the other",
+        ("what", "ms", "of step", "times"),
+        [(part.what, part.seconds * 1e3, share(part.seconds), part.times) for part in explained.path],
+    )
+    print_table(
+        "busiest rank of each group: seconds in use over the step",
+        ("group", *explained.RESOURCES),
+        [(use.group, *(share(seconds) for seconds in use.seconds)) for use in explained.uses],
+    )
+    print_table(
+        f"from an even share of the work to the step, on rank {explained.rank}",
+        ("cause", "ms", "of step"),
+        [(cause, seconds * 1e3, share(seconds)) for cause, seconds in explained.gap],
+    )
+    print_table(
+        "what would help: the step simulated again without it",
+        ("without", "step ms", "faster by", "note"),
+        [
+            (change.without, change.step_time_s * 1e3, f"{step / change.step_time_s - 1:.1%}", change.note)
+            for change in explained.changes[:3]
+        ],
+    )
+
+
+def new_system(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the system.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.py", help="Where it goes. Default: NAME.py.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a schedule file to start from: a small pipeline that checks, verifies and runs as it is."""
+    from bench.scaffold import write_system
+
+    path = write_system(name, out)
+    words = f"./{path} --model tiny --ranks 4 --layout ep=2 pp=2"
+    typer.echo(f"wrote {path}; try: moebench verify {words}")

@@ -1,0 +1,68 @@
+"""A first step whose messages go through host memory, so that CUDA has all it needs before NCCL is used.
+
+An NCCL kernel occupies the GPU until its peer sends or receives. What a program does for the first time (a kernel is
+compiled, its code is loaded, a library makes its workspace) waits until the GPU is idle, and holds the host meanwhile:
+with both on one GPU, and the peer in the same position, nobody goes on. Over gloo nothing occupies the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from bench.execute.runtime import Sequences, Worker
+from bench.execute.transport import Channel, Packet, Pending, Transport, local_copies
+
+
+class StagedTransport:
+    """Payload copied to the host, sent over the counts' way of another transport, and copied to the device."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._inner, self.broken = transport, False
+        self._rank = dist.get_rank()
+
+    def open(self, channels: Iterable[Channel]) -> None:
+        self._inner.open(channels)
+
+    def post(self, channel: Channel, sends: Sequence[Packet], receives: Sequence[Packet]) -> Pending:
+        """Waits until what is sent has been computed."""
+        sends, receives = local_copies(self._rank, sends, receives)
+        outgoing = [packet._replace(tensor=packet.tensor.cpu()) for packet in sends]
+        incoming = [packet._replace(tensor=torch.empty_like(packet.tensor, device="cpu")) for packet in receives]
+        return _Arrival(self._inner.post_counts(outgoing, incoming), incoming, receives)
+
+    def post_counts(self, sends: Sequence[Packet], receives: Sequence[Packet]) -> Pending:
+        return self._inner.post_counts(sends, receives)
+
+    def interrupt(self) -> None:
+        self.broken = True
+        self._inner.interrupt()
+
+
+class _Arrival:
+    def __init__(self, pending: Pending, on_host: Sequence[Packet], on_device: Sequence[Packet]) -> None:
+        self._pending, self._packets = pending, list(zip(on_host, on_device, strict=True))
+
+    def wait(self) -> None:
+        """Holds the host until the messages are there."""
+        self._pending.wait()
+        for host, device in self._packets:
+            device.tensor.copy_(host.tensor)
+        self._packets = []
+
+
+def warm_up(worker: Worker, sequences: Sequences) -> None:
+    """Runs a step without its end, over host memory; weights are left as they are and gradients are zero.
+
+    Called by all ranks together, after their transports are connected.
+    """
+    transport, hooks = worker.transport, worker.hooks
+    worker.transport, worker.hooks = StagedTransport(transport), None
+    try:
+        worker.run_step(0, sequences)
+    finally:
+        worker.transport, worker.hooks = transport, hooks
+    for _, _, grad in worker.named_parameters():
+        grad.zero_()

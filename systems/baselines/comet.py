@@ -1,0 +1,62 @@
+"""`comet`: an exchange fused into the experts' GEMMs, tile by tile, after Comet (arXiv 2502.19811, bytedance/flux).
+
+Modelled only: the plan describes what fused kernels do, and nothing here executes them. Published: thread blocks of one
+kernel are divided between communication and GEMM, `comm_sms` of them for communication, the best number found by
+profiling; GEMM tiles begin when the rows they need have come, and finished ones leave while others are computed; the
+caller sees one stream, so nothing overlaps across layers or micro-batches.
+
+Ours, as the simulator needs it:
+- A fused kernel is many slices of the tokens, the next one's dispatch and the last one's combine beside the experts of
+  this one. Slices are no launches: they add no fixed cost beyond the latency of the first arrival (`bench.fusion`).
+- Slices pass both GEMMs. Comet has two kernels, dispatch with the first GEMM and combine with the second, cut along
+  columns there: what one of the two hides less well than the other, ours does not show.
+- How fast `comm_sms` thread blocks communicate (assumption `saturating_sms`); the search takes the best of a grid.
+- The backward is not described. Here it mirrors the forward: combine's gradient with the experts' input gradient and
+  that with dispatch's; weight gradients follow on all SMs.
+- The public code runs on one node. Here the fused exchange crosses nodes at the rates that every system gets.
+- The buffers shared by all layers, 2 x tokens x hidden size, are not charged.
+"""
+
+from collections.abc import Iterator
+
+from bench.action import Action
+from bench.case import Case, CaseSpec, Layout
+from bench.errors import BadInput
+from bench.placement import Placement
+from systems.baselines.colocated import Stage
+from systems.baselines.interleaved import Turn
+from systems.baselines.sliced import Sliced, SlicedLayer, sliced_layer
+
+SLICES = (8, 4, 2, 1)
+"""The finest that divides the tokens stands for tiles."""
+
+COMM_SMS = (4, 8, 16, 20, 32)
+
+
+class Comet(Sliced):
+    """Slices flow to the experts and from them on streams of their own, with SMs taken from the experts."""
+
+    name = "comet"
+    summary = "expert parallel, exchange fused into the experts' kernels tile by tile (modelled only)"
+    traits = ("modelled-only",)
+    fields = Sliced.fields | {"comm_sms"}
+
+    def space(self, spec: CaseSpec) -> Iterator[Layout]:
+        for layout in super().space(spec):
+            finest = next(n for n in SLICES if layout.mbs * spec.workload.seq_len % n == 0)
+            for comm_sms in COMM_SMS:
+                if comm_sms < spec.cluster.gpu.num_sms:
+                    yield layout.model_copy(update={"chunks": finest, "comm_sms": comm_sms})
+
+    def placement(self, case: Case) -> Placement:
+        num_sms = case.cluster.gpu.num_sms
+        if not 1 <= case.layout.comm_sms < num_sms:
+            allowed = f"1 or more for communication, and less than {num_sms} SMs"
+            raise BadInput("layout.comm_sms", case.layout.comm_sms, allowed)
+        return super().placement(case)
+
+    def layer(self, stage: Stage, turn: Turn, layer: int, chunks: int) -> SlicedLayer:
+        return sliced_layer(stage, turn, layer, range(chunks), weights_last=True)
+
+    def streams(self, layer: SlicedLayer) -> dict[str, list[Action]]:
+        return {"to-experts": layer.to_experts, "from-experts": layer.from_experts}

@@ -1,0 +1,80 @@
+"""An allocation and its refinement in sentences."""
+
+from bench.case import Layout
+from systems.disagmoe.planner.allocation import Allocation
+from systems.disagmoe.planner.refine import Refinement, Try
+
+GIB = 2**30
+
+
+def short(allocation: Allocation) -> str:
+    layout = allocation.layout
+    return f"p={layout.groups} M:N={layout.attention_ranks}:{layout.expert_ranks}"
+
+
+def split_in_words(layout: Layout, num_gpus: int) -> str:
+    m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
+    replicas = layout.replicas or 1
+    used = replicas * p * (m + n)
+    return (
+        f"{m} attention and {n} expert GPUs in each of {p} groups, {replicas} replica{'s' * (replicas > 1)}: "
+        f"{used} of {num_gpus} GPUs, rounds of {layout.round_length} micro-batches, recompute={layout.recompute}, "
+        f"copies={layout.copies}."
+    )
+
+
+def binding_in_words(chosen: Allocation) -> list[str]:
+    busy = chosen.seconds
+    said = []
+    for side in ("attention", "expert"):
+        own = {name.removeprefix(f"{side} "): s for name, s in busy.items() if name.startswith(side) and s}
+        first = max(own, key=lambda name: own[name])
+        rest = ", ".join(f"{name} {s:.4g} s" for name, s in own.items() if name != first)
+        who = "Attention" if side == "attention" else "Experts"
+        are = "is" if side == "attention" else "are"
+        said.append(f"{who} {are} bound by {first} ({own[first]:.4g} s a step{'; ' + rest if rest else ''}).")
+    said.append(f"What binds the step: {' and '.join(chosen.binding)}.")
+    return said
+
+
+def refined_in_words(best: Try, refinement: Refinement | None, chosen: Allocation, source: str) -> str:
+    tried = 0 if refinement is None else refinement.num_evaluated
+    complete = refinement is not None and refinement.complete
+    ended = "no neighbour is faster" if complete else "the budget ended the search"
+    rate = 100 * chosen.step_s / (best.step_time_s or chosen.step_s)
+    return (
+        f"{source.capitalize()}, the refined step takes {best.step_time_s:.4g} s, {rate:.0f} % of the programme's "
+        f"rate; {tried} layouts were {source}, and {ended}."
+    )
+
+
+def memory_in_words(chosen: Allocation, best: Try | None) -> str:
+    have = chosen.problem.spec.cluster.gpu.memory_bytes / GIB
+    left = [have - held / GIB for held in chosen.memory_bytes]
+    count = chosen.layout.round_length
+    said = (
+        f"With one micro-batch in flight {left[0]:.1f} GiB of an attention GPU and {left[1]:.1f} GiB of an expert GPU "
+        f"are left of {have:.1f}; that holds {count} micro-batch{'es' * (count > 1)} in flight."
+    )
+    if best is not None and best.peak_memory_bytes:
+        said += f" The refined step's fullest GPU has {have - best.peak_memory_bytes / GIB:.1f} GiB left."
+    return said
+
+
+def what_if_in_words(condition: str, other: Allocation | None, chosen: Allocation) -> str:
+    if other is None:
+        return f"If {condition}: nothing fits."
+    same = short(other) == short(chosen)
+    split = "the split stays" if same else f"the split becomes {short(other)}"
+    return f"If {condition}: {split}, {other.step_s:.4g} s a step, bound by {' and '.join(other.binding)}."
+
+
+def sets_in_words(sets: Allocation, chosen: Allocation) -> str:
+    gain = chosen.step_s / sets.step_s - 1
+    if gain <= 1e-3:
+        return "Dealing the NICs of a node to its attention and expert GPUs otherwise than one each gains nothing."
+    a, f = sets.nics
+    return (
+        f"NICs dealt {a:.0f}:{f:.0f} to a pair of groups of {short(sets)} would gain {100 * gain:.1f} % (simulated "
+        "only: no transport here gives a rank a set of NICs)."
+    )
