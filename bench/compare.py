@@ -51,7 +51,7 @@ class Compared:
             None if m.mfu is None else f"{m.mfu:.1%}",
             found.bound_s * 1e3,
             f"{found.bound_s / m.step_time_s:.1%}",
-            f"{m.overlapped_fraction:.1%}",
+            f"{max(0.0, m.overlapped_fraction):.1%}",
             f"{m.bubble_fraction:.1%}",
             m.exposed_comm_s * 1e3,
             found.peak_memory_bytes / GIB,

@@ -4,7 +4,8 @@ Every layout of the system's space gets two cheap lower bounds, on its step time
 rejected, and what cannot beat the best step time so far is never simulated. The rest is simulated within a budget: the
 layouts with the lowest bounds first, one of each bound (layouts that differ in order only share a bound), then the
 neighbours of the best one, those that differ from it in one choice and then in two, until none is better; then the rest
-by their bounds. Where nothing has fitted yet, the ones that need least memory come first. Where the budget does not end the search, its answer is the optimum of the space under the cost model.
+by their bounds. Where nothing has fitted yet, those that need least memory come first. Where the budget does not end
+the search, its answer is the optimum of the space under the cost model.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.action import COMPUTE, Action, Codes, Kind, Pass, unpack
 from bench.assumptions import get_assumptions
 from bench.bound import bound, bound_s, placement_bound_s
-from bench.case import Case, batch_of
+from bench.case import Case
 from bench.check import PlanError
 from bench.cost import Costs
 from bench.edges import edges
@@ -21,8 +21,8 @@ from bench.lower import lower
 from bench.metrics import bubble_fraction, exposed_by_free_comm_s, exposed_comm_s
 from bench.models import get_model
 from bench.plan import ActionColumn, Plan
-from bench.program import Held, Op, Program
 from bench.predict import costs_of
+from bench.program import Held, Op, Program
 from bench.simulate import peak_bytes, simulate
 from bench.system import plan_of
 from bench.timeline import Timeline

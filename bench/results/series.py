@@ -58,10 +58,13 @@ def _read(path: Path, expected: Series) -> dict[str, Any]:
     allowed = f"the whole file {expected.file} that lies beside the record"
     try:
         table = pq.read_table(io.BytesIO(path.read_bytes()))
-    except (OSError, pa.ArrowException) as error:
+        lengths = {
+            key.decode().removeprefix("length:"): int(value) for key, value in (table.schema.metadata or {}).items()
+        }
+        columns = {name: table[name].to_pylist()[: lengths.get(name)] for name in table.column_names}
+        digest = series_digest(columns)
+    except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise BadInput("series", path.name, f"{allowed} ({str(error)[:40]})") from None
-    lengths = {key.decode().removeprefix("length:"): int(value) for key, value in (table.schema.metadata or {}).items()}
-    columns = {name: table[name].to_pylist()[: lengths.get(name)] for name in table.column_names}
-    if series_digest(columns) != expected.digest:
+    if digest != expected.digest:
         raise BadInput("series", path.name, f"{allowed} (its values are others)")
     return columns

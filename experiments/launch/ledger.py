@@ -131,7 +131,10 @@ class Ledger:
     def recover(self) -> None:
         """Finishes commits that were cut short, and forgets ends whose trial was removed by hand."""
         for key in self.done():
-            name = self._settled(key)
+            try:
+                name = self._settled(key)
+            except BadInput:
+                continue  # of another version of the code
             if name and not (self.results / f"{name}.json").exists():
                 self.reopen(key)
 
