@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case, CaseSpec, Layout
@@ -172,7 +173,7 @@ def trying_layout(spec: CaseSpec) -> Layout:
     for layout in _possible(spec):
         placement = get_system(spec.system).placement(spec.with_layout(layout))
         homes = [*placement.attention, placement.head]
-        moves = sum(here != there for here, there in zip(homes, homes[1:], strict=False))
+        moves = sum(here != there for here, there in pairwise(homes))
         score = (placement.size == spec.cluster.num_gpus, placement.data_ranks > 1, moves)
         if best is None or score > best[0]:
             best = score, layout

@@ -16,6 +16,7 @@ dispatch, experts and combine are actions of their own, in every pass; attention
 at once, and the residual is sent whole.
 """
 
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -101,6 +102,23 @@ class Edge(NamedTuple):
     via: Action | None
     volume: Volume
 
+    def __str__(self) -> str:
+        """``attn:F1.0 -> expert:F1.0 by dispatch:F1.0 [copies*h + assignments*8B]``; no ``by`` without a transfer."""
+        carried = f" by {self.via} [{self.volume}]" if self.via is not None else ""
+        return f"{self.src} -> {self.dst}{carried}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Edge":
+        """The inverse of `str`. Raises BadInput."""
+        match = _EDGE.fullmatch(text)
+        if match is None:
+            raise BadInput("edge", text, "SRC -> DST [by TRANSFER [VOLUME]], e.g. attn:B1.0 -> attn:W1.0")
+        via = Action.parse(match[3]) if match[3] else None
+        volume = Volume.parse(match[4]) if match[4] else NOTHING
+        return cls(Action.parse(match[1]), Action.parse(match[2]), via, volume)
+
+
+_EDGE = re.compile(r"(\S+) -> (\S+)(?: by (\S+) \[(.+)\])?")
 
 NOTHING = Volume(())
 HIDDEN_ROWS = Volume((Term(Rows.TOKENS, 1),))

@@ -28,7 +28,8 @@ from bench.system import KnowsInFlight, System, divisors
 ENDINGS = (".py", ".txt")
 MAX_BYTES = 1 << 28
 MAX_LINES_NAMED = 4
-WRITTEN_FIELDS = frozenset({"mbs", "replicas", "copies", "recompute", "shard_state"})
+FIXED_BY_TEXT = ("copies", "recompute", "chunks")
+WRITTEN_FIELDS = frozenset({"mbs", "replicas", "shard_state", "comm_sms", *FIXED_BY_TEXT})
 
 T = TypeVar("T")
 
@@ -96,7 +97,9 @@ class _Source:
             self.system = chosen[0]()
         missing = [word for word in SYSTEM_PARTS if not hasattr(self.system, word)]
         if missing or not isinstance(self.system, System):
-            raise BadInput(f"{self.name}: class {chosen[0].__name__}", missing, f"{', '.join(SYSTEM_PARTS)}, all of them")
+            raise BadInput(
+                f"{self.name}: class {chosen[0].__name__}", missing, f"{', '.join(SYSTEM_PARTS)}, all of them"
+            )
         return self
 
     @contextmanager
@@ -237,7 +240,8 @@ class WrittenPlan:
             mbs, uneven = divmod(per_replica, written.num_microbatches)
             if replicas <= fits and not left and not uneven and mbs:
                 found = True
-                yield Layout.make(mbs=mbs, replicas=replicas, copies=written.copies, recompute=written.recompute)
+                fixed = {field: getattr(written, field) for field in FIXED_BY_TEXT}
+                yield Layout.make(mbs=mbs, replicas=replicas, **fixed)
         if not found:
             per_round = written.num_microbatches * placement.data_ranks * spec.workload.seq_len
             raise BadInput(
@@ -253,7 +257,7 @@ class WrittenPlan:
 
     def plan(self, case: Case) -> Plan:
         written = self.written
-        for field in ("copies", "recompute"):
+        for field in FIXED_BY_TEXT:
             if getattr(case.layout, field) != getattr(written, field):
                 wanted = f"{getattr(written, field)}, as {self.path} says"
                 raise BadInput(f"layout.{field}", getattr(case.layout, field), wanted)

@@ -1,6 +1,7 @@
 """Where a result comes from: the code, the packages, the machine; and a digest of the code for simulated results.
 
-Nothing here names a user, a host or a path, and of the environment only an allow-list is read.
+Nothing here names a user, a host or a path: hosts are told apart by a digest. Of the environment only an allow-list is
+read.
 """
 
 import hashlib
@@ -9,47 +10,102 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from bench.devices import gpu_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = (
     "disagmoe-bench", "pydantic", "numpy", "numba", "scipy", "pandas", "matplotlib", "torch", "megatron-core", "triton",
+    "pyarrow", "msgspec", "nvidia-ml-py", "psutil", "submitit",
 )  # fmt: skip
 
 # Variables that change what is run or how fast it is.
 ENVIRONMENT = (
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
+    "CUBLASLT_WORKSPACE_SIZE",
     "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "GLOO_SOCKET_IFNAME",
     "MKL_NUM_THREADS",
     "NCCL_ALGO",
+    "NCCL_BUFFSIZE",
+    "NCCL_CGA_CLUSTER_SIZE",
+    "NCCL_COLLNET_ENABLE",
+    "NCCL_CROSS_NIC",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_DEBUG",
+    "NCCL_GRAPH_MIXING_SUPPORT",
     "NCCL_IB_DISABLE",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_HCA",
+    "NCCL_IB_QPS_PER_CONNECTION",
+    "NCCL_IB_SL",
+    "NCCL_IB_TC",
+    "NCCL_IB_TIMEOUT",
+    "NCCL_LAUNCH_MODE",
     "NCCL_MAX_CTAS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MAX_P2P_NCHANNELS",
     "NCCL_MIN_CTAS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MIN_P2P_NCHANNELS",
+    "NCCL_NCHANNELS_PER_NET_PEER",
+    "NCCL_NET",
+    "NCCL_NET_GDR_LEVEL",
+    "NCCL_NET_GDR_READ",
+    "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_NTHREADS",
     "NCCL_NVLS_ENABLE",
     "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_P2P_NET_CHUNKSIZE",
+    "NCCL_P2P_NVL_CHUNKSIZE",
     "NCCL_PROTO",
+    "NCCL_PXN_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_SOCKET_NTHREADS",
     "NUMBA_DISABLE_JIT",
+    "NUMBA_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVTE_FLASH_ATTN",
+    "NVTE_FUSED_ATTN",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_HIGH_PRIORITY",
 )
+
+MAX_VALUE_CHARS = 200
+
+# The job that a result was made in: numbers and sizes, no names of users, accounts or nodes.
+SLURM = (
+    "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_PARTITION",
+    "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE",
+)  # fmt: skip
 
 # Parts of bench that cannot change a simulated number: they run, keep or show.
 _NOT_SIMULATION = (
-    "cli", "doctor.py", "execute", "kineto", "measured.py", "micro", "migrations.py", "provenance.py", "results",
-    "steady.py", "telemetry", "trace.py", "trial.py",
+    "cli", "devices.py", "doctor", "execute", "kineto", "measured.py", "micro", "migrations.py", "provenance.py",
+    "results", "steady.py", "telemetry", "trace.py", "trial.py",
 )  # fmt: skip
 
 
 def collect() -> dict[str, Any]:
-    """Provenance of a result made now, as a JSON-like mapping. torch and its GPUs are named if torch is loaded."""
+    """Provenance of a result made now, as a JSON-like mapping. torch, GPUs and driver are named if torch is loaded."""
     facts: dict[str, Any] = {
         "git": git_state(ROOT),
         "packages": package_versions(),
@@ -57,11 +113,22 @@ def collect() -> dict[str, Any]:
         "implementation": platform.python_implementation(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "num_cpus": os.cpu_count(),
-        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:8],
+        "environment": _variables(ENVIRONMENT),
     }
+    job = _variables(SLURM)
+    if job:
+        facts["slurm"] = job
     if "torch" in sys.modules:
         facts["torch"] = _torch_facts()
+        facts["gpus"] = gpu_facts()
     return facts
+
+
+def _variables(names: Sequence[str]) -> dict[str, str]:
+    """Those that are set; a value that is a path says nothing of the run, and only that it is one is kept."""
+    found = {name: os.environ[name][:MAX_VALUE_CHARS] for name in names if name in os.environ}
+    return {name: "(a path)" if value.startswith(("/", "~")) else value for name, value in found.items()}
 
 
 @cache

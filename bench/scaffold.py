@@ -41,6 +41,8 @@ def starting_text(name: str) -> str:
     assert found is not None and found.origin is not None
     text = Path(found.origin).read_text(encoding="utf-8")
     words = "".join(word.capitalize() for word in re.split("[-_]", name))
-    return text.replace("class Template", f"class {words}").replace('"template"', f'"{name}"').replace(
-        "`template`", f"`{name}`"
+    return (
+        text.replace("class Template", f"class {words}")
+        .replace('"template"', f'"{name}"')
+        .replace("`template`", f"`{name}`")
     )

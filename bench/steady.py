@@ -177,8 +177,8 @@ def median_interval(
 ) -> Interval:
     """The median and a percentile interval of it from a circular block bootstrap.
 
-    Neighbouring steps are alike, so blocks of the cube root of n steps are drawn and not single ones (Politis and Romano,
-    1992). With one value the interval is that value.
+    Neighbouring steps are alike, so blocks of the cube root of n steps are drawn and not single ones (Politis and
+    Romano, 1992). With one value the interval is that value.
     """
     data = np.asarray(values, dtype=np.float64)
     n = len(data)

@@ -1,7 +1,8 @@
 """A `Timeline` is what one optimizer step did; simulated and executed steps have the same columns."""
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,5 +53,35 @@ class Timeline:
         """From the start of the step to the end of its last operation."""
         return float(self.end_s.max(initial=0.0))
 
+    def to_text(self) -> str:
+        """JSON: names and numbers as they are, columns as lists; `parse` is its inverse, to the last bit."""
+        plain = {"source": self.source, "clock_error_s": self.clock_error_s, "stands_for": self.stands_for}
+        columns = {name: getattr(self, name).tolist() for name in COLUMNS}
+        return json.dumps({**plain, "queues": [list(queue) for queue in self.queues], **columns})
 
-COLUMNS = ("rank", "queue", "op", "code", "ready_s", "start_s", "end_s", "bytes", "flops", "alloc_bytes")
+    @classmethod
+    def parse(cls, text: str) -> "Timeline":
+        """From `to_text`. Raises BadInput for another text."""
+        try:
+            values = json.loads(text)
+            columns: Any = {name: np.array(values.pop(name), dtype=COLUMNS[name]) for name in COLUMNS}
+            queues = tuple((str(group), str(stream)) for group, stream in values.pop("queues"))
+            return cls(queues=queues, **columns, **values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput("timeline text", text[:60], f"what Timeline.to_text writes ({error})") from None
+
+
+COLUMNS = {
+    "rank": np.int32,
+    "queue": np.int32,
+    "op": np.int8,
+    "code": np.int64,
+    "ready_s": np.float64,
+    "start_s": np.float64,
+    "end_s": np.float64,
+    "bytes": np.float64,
+    "flops": np.float64,
+    "alloc_bytes": np.float64,
+}

@@ -30,7 +30,7 @@ MARKED = {
     "deepseek-moe-16b": "DS-MoE",
     "deepseek-v3": "DS-V3",
 }
-BUDGET, QUICK_BUDGET = 12, 2
+BUDGET, QUICK_BUDGET = 12, 6
 
 
 class Point(NamedTuple):
@@ -63,7 +63,7 @@ MAPS = (
 )
 QUICK_MAPS = (
     Map("network", "seq_len", (4096, 16384), "nic_bytes_per_s", (12.5e9, 50e9)),
-    Map("experts", "top_k", (4, 8), "num_experts", (64, 128)),
+    Map("experts", "top_k", (4,), "num_experts", (128,)),
 )
 
 

@@ -88,10 +88,10 @@ def _draw_model(ax: "Axes", rows: "DataFrame") -> None:
             label=NAMES[str(side)],
             zorder=3 + behind,
         )
-        _label_lengths(ax, points, colour, below=side != "attention")
+        _label_lengths(ax, points, str(side))
 
 
-def _label_lengths(ax: "Axes", points: "DataFrame", colour: str, *, below: bool) -> None:
+def _label_lengths(ax: "Axes", points: "DataFrame", side: str) -> None:
     """The first and the last length where the points lie apart, else all of them at one place."""
     first, last = points.iloc[0], points.iloc[-1]
     if last["intensity"] < 1.05 * first["intensity"]:
@@ -99,15 +99,14 @@ def _label_lengths(ax: "Axes", points: "DataFrame", colour: str, *, below: bool)
     else:
         ends = [(first, _length(first["seq_len"])), (last, _length(last["seq_len"]))]
     for point, text in ends:
-        ax.annotate(
-            text,
-            (point["intensity"], point["attainable_flops_per_s"] / 1e12),
-            (5 if text == "all lengths" else 0, -8.5 if below else 4.5),
-            textcoords="offset points",
-            ha="left" if text == "all lengths" else "center",
-            fontsize=SMALL_PT,
-            color=colour,
-        )
+        on_roof = point["attainable_flops_per_s"] >= point["compute_flops_per_s"]
+        offset, align = (0.0, -8.5), "center"
+        if side == "attention":
+            offset, align = ((2.0, -9.0), "left") if on_roof else ((-4.0, 1.5), "right")
+        elif side == "expert":
+            offset, align = ((0.0, 4.5), "center") if on_roof else ((5.0, -7.0), "left")
+        where = (point["intensity"], point["attainable_flops_per_s"] / 1e12)
+        ax.annotate(text, where, offset, textcoords="offset points", ha=align, fontsize=SMALL_PT, color=COLOURS[side])
 
 
 def _length(tokens: int) -> str:

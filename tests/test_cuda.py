@@ -39,7 +39,7 @@ SYSTEMS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[RankPool]:
-    with RankPool(NUM_GPUS, "cuda", timeout_s=120) as pool:
+    with RankPool(NUM_GPUS, "cuda", timeout_s=60) as pool:
         yield pool
 
 
@@ -72,17 +72,16 @@ def test_every_rank_owns_the_gpu_of_its_number(gpus: RankPool) -> None:
 @pytest.mark.parametrize(("system", "layout"), SYSTEMS)
 def test_systems_equal_the_reference(gpus: RankPool, system: str, layout: dict[str, Any], dtype: str) -> None:
     report = verify(case_of(system, layout, dtype), gpus)
-    print(report)
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("system", "layout"), SYSTEMS)
-def test_training_follows_the_reference(gpus: RankPool, system: str, layout: dict[str, Any]) -> None:
-    case = case_of(system, layout, "fp32")
-    result = train(case, steps=5, pool=gpus, timeline_step=-1)
-    reference = train(case_of("reference", {}, "fp32"), steps=5, pool=gpus)
-    assert np.array(result.losses) == pytest.approx(np.array(reference.losses), rel=1e-4)
+def test_training_follows_the_reference(gpus: RankPool, system: str, layout: dict[str, Any], dtype: str) -> None:
+    result = train(case_of(system, layout, dtype), steps=10, pool=gpus, timeline_step=-1)
+    reference = train(case_of("reference", {}, dtype), steps=10, pool=gpus)
+    near = 1e-4 if dtype == "fp32" else 1e-2
+    assert np.array(result.losses) == pytest.approx(np.array(reference.losses), rel=near)
     assert result.timeline is not None
     assert (result.timeline.start_s <= result.timeline.end_s).all()
     assert result.clock_error_s > 0
-    print(system, layout, result.losses, result.tokens_per_s, result.timeline.step_time_s, result.clock_error_s)

@@ -1,10 +1,12 @@
 """The data dependencies of a layer, by hand for one of each placement, and as properties for random ones."""
 
+import pytest
 from hypothesis import given, settings
 
 from bench.action import IN_CHUNKS, Action, Kind, Pass
 from bench.case import Case
 from bench.edges import Edge, Rows, Term, Volume, edges, ends
+from bench.errors import BadInput
 from bench.models import get_model
 from bench.system import plan_of
 from tests.cases import cases, make_case
@@ -104,6 +106,20 @@ def test_a_residual_hop_stands_exactly_where_the_attention_group_changes(case: C
         layer for layer in range(case.model.num_layers) if at.expert[layer] and at.attention[layer] != at.join[layer]
     }
     assert hops == expected
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_edges_print_and_parse(case: Case) -> None:
+    plan = plan_of(case)
+    for edge in edges(case.model, plan.placement, plan.recompute):
+        assert Edge.parse(str(edge)) == edge
+
+
+@pytest.mark.parametrize("text", ["attn:F1.0", "attn:F1.0 -> ", "attn:F1.0 -> x:F1.0", "a:F1.0 -> b:B1.0 by hop:F1.0"])
+def test_bad_edges_are_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        Edge.parse(text)
 
 
 def test_volumes_print_and_parse() -> None:

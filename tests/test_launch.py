@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from pathlib import Path
 
+import psutil
 import pytest
 from cases import make_case
 from hypothesis import given, settings
@@ -597,6 +601,63 @@ def test_the_local_executor_runs_packs_in_processes_of_their_own(tmp_path: Path)
     case_id = next(iter(sweeps.read(ledger, None)[1].values())).spec.id  # type: ignore[attr-defined]
     ((label, found, element),) = sweeps.logs_of(ledger, case_id[:8])
     assert label.startswith("ep tiny") and found.path == job and found.logs(element)
+
+
+RUN = ("--executor", "local", "--backend", "run", "--steps")
+
+
+def wait_until(true: Callable[[], object], patience_s: float = 120.0) -> None:
+    end = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def ranks_of(results: Path) -> list[psutil.Process]:
+    """Processes of the jobs of a results folder, their controllers among them."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if any(str(results / "launch" / "jobs") in word for word in words):
+                found.append(process)
+    return found
+
+
+def started(results: Path) -> bool:
+    return any("case-start" in path.read_text() for path in results.glob("launch/jobs/*/events.0"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_jobs_running_and_the_same_command_watches_again(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    first = launch(tmp_path, *RUN, "30", cases=1)
+    wait_until(lambda: started(tmp_path))
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 130 and "jobs go on" in err and err.count("\n") == 1
+    assert ranks_of(tmp_path)
+    out, err = launch(tmp_path, *RUN, "30", "--json", cases=1).communicate(timeout=200)
+    assert json.loads(out)["statuses"] == {"ok": 1}, err
+    assert [path.name.split(".")[1] for path in (tmp_path / "launch" / "claims").iterdir()] == ["0001"]
+    wait_until(lambda: not ranks_of(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_killed_local_rank_is_replaced_and_a_cancelled_sweep_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    process = launch(tmp_path, *RUN, "100000", cases=1, TINY_RANKS="2")
+    wait_until(lambda: started(tmp_path))
+    rank = next(one for one in ranks_of(tmp_path) if "experiments.launch.job" in one.cmdline())
+    rank.kill()
+    wait_until(lambda: len(list(tmp_path.glob("launch/jobs/*/submitted"))) == 2)
+    ledger = Ledger(tmp_path)
+    assert sweeps.withdraw(ledger, None) == ("tiny-run", 1)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 1 and "the sweep was cancelled" in err
+    assert "the job failed (signal 9); attempt 2 of 3" in out
+    wait_until(lambda: not ranks_of(tmp_path))
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from bench.clusters import get_cluster
 from bench.errors import BadInput
 from bench.flops import part_flops
 from bench.models import get_model
-from bench.predict import costs_of
+from bench.predict import costs_of, predict
 from bench.tune import tune
-from systems.disagmoe.placement import place
+from systems.disagmoe.placement import place, replica_size
 from systems.disagmoe.planner.allocation import allocate, alternatives, by_groups
 from systems.disagmoe.planner.explain import explain
 from systems.disagmoe.planner.problem import RESOURCES, Choices, Problem, problem
@@ -197,7 +197,7 @@ def test_neighbours_can_all_be_planned() -> None:
 
 
 def test_refinement_is_as_good_as_the_full_grid() -> None:
-    case = spec()
+    case = spec("tiny", "h800x4gpu", sequences=8)
     seeds = [each.layout for each in by_groups(problem(case, ASSUMED))]
     found = refine(case, seeds, ASSUMED, budget=None)
     grid = tune(case, ASSUMED, budget=None)
@@ -282,3 +282,32 @@ def test_lengths_that_are_not_positive_and_ascending_are_refused(lengths: tuple[
 def test_a_roofline_of_ranks_that_do_not_divide_the_experts_is_refused() -> None:
     with pytest.raises(BadInput, match="expert_ranks"):
         roofline(get_model("tiny"), get_cluster("h800x1"), (64,), ASSUMED, expert_ranks=3)
+
+
+def test_unequal_depth_puts_layers_in_turn_on_each_kind_of_group() -> None:
+    model = get_model("tiny")
+    layout = Layout.make(groups=3, expert_groups=2, attention_ranks=1, expert_ranks=2)
+    placement = place(model, layout)
+    placement.validate()
+    assert placement.attention == ("A0", "A1", "A2", "A0")
+    assert placement.expert == ("F0", "F1", "F0", "F1")
+    assert placement.size == replica_size(layout) == 3 + 2 * 2
+    with pytest.raises(BadInput, match=r"layout\.expert_groups"):
+        place(model, Layout.make(expert_groups=5))
+
+
+@pytest.mark.parametrize("layout", [{"groups": 1, "expert_groups": 3}, {"groups": 3, "expert_groups": 2, "mbs": 2}])
+def test_unequal_depth_is_planned_checked_and_simulated(layout: dict[str, int]) -> None:
+    case = spec().with_layout(Layout.make(replicas=1, **layout))
+    found = predict(case, ASSUMED)
+    assert {group.name for group in found.program.plan.placement.groups} >= {"A0", "F0", "F1"}
+    assert found.bound_s <= found.metrics.step_time_s
+
+
+def test_unequal_depth_is_allocated_like_any_other_split() -> None:
+    programme = problem(spec("qwen3-30b", "h800x2", 60, 64), ASSUMED, Choices(unequal=True, recompute=("full",)))
+    rates = np.where(fits(programme), programme.caps.min(axis=0), 0.0)
+    found = allocate(programme)
+    assert found.layout.expert_groups not in (None, found.layout.groups)
+    assert math.isclose(found.steps_per_s, rates.max(), rel_tol=1e-5)
+    assert found.num_gpus == (found.layout.replicas or 1) * replica_size(found.layout)

@@ -228,10 +228,15 @@ def test_a_full_disk_costs_only_the_trial_that_does_not_fit(tmp_path: Path) -> N
     if not _mount(disk, "64k"):
         pytest.skip("needs the right to mount a tmpfs; the limit on file sizes is tested without")
     try:
-        store, names = Store(disk), []
-        with pytest.raises(BadInput, match="No space left"):
+        store = Store(disk)
+        names: list[str] = []
+
+        def fill() -> None:
             for i in range(100):
                 names.append(store.write(full(samples={"loss": [float(i), *map(float, range(500))]})).name)
+
+        with pytest.raises(BadInput, match="No space left"):
+            fill()
         assert names
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -133,3 +133,14 @@ def test_code_digest_is_of_the_sources() -> None:
     assert len(code_digest("ep")) == 16
     with pytest.raises(BadInput, match="reference, ep"):
         code_digest("nothing")
+
+
+def test_provenance_tells_the_slurm_job_and_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_JOB_ACCOUNT", "somebody")
+    monkeypatch.setenv("NCCL_NET", "/somewhere/of/mine/libnet.so")
+    facts = collect()
+    assert facts["slurm"]["SLURM_JOB_ID"] == "4711"
+    assert "somebody" not in str(facts) and "of/mine" not in str(facts)
+    assert facts["environment"]["NCCL_NET"] == "(a path)"
+    assert len(facts["host"]) == 8

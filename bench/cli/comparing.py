@@ -112,13 +112,18 @@ def run_cases(names: list[str], model: str, ranks: int, device: str, seq_len: in
     """What --run executes: the same small work for all, in the layout that tries most of each schedule."""
     from bench.cli.training import require_torch
     from bench.compare import trying_layout
+    from bench.system import plan_of
 
     require_torch()
     here = options.local_cluster(ranks, options.device_of(device))
     tokens = RUN_MICROBATCHES * ranks * seq_len
     dtype = "fp32" if device == "cpu" else "bf16"
     specs = [options.spec_of(name, model, here, seq_len, tokens, dtype, "learned", seed) for name in names]
-    return [spec.with_layout(trying_layout(spec)) for spec in specs]
+    cases = [spec.with_layout(trying_layout(spec)) for spec in specs]
+    for case in cases:
+        if traits := plan_of(case).traits:
+            typer.echo(f"moebench: {case.system} is not run: its plan is {', '.join(traits)}", err=True)
+    return [case for case in cases if not plan_of(case).traits]
 
 
 def _simulated(

@@ -234,7 +234,7 @@ def _one(name: str, results: Path | None) -> "tuple[Path, Trial]":
             return path, read_trial(path)
         except OSError as error:
             raise BadInput("trial", name, f"a file that can be read ({error.strerror})") from None
-    files = [path for path in json_files([LOCAL if results is None else results, PUBLISHED])]
+    files = list(json_files([LOCAL if results is None else results, PUBLISHED]))
     found = [path for path in files if path.stem.startswith(name)]
     exact = [path for path in found if path.stem == name]
     if len(exact or found) != 1:

@@ -103,6 +103,8 @@ def _set_up_torch() -> None:
         # is idle: for ever, where a message is awaited on it meanwhile (see `bench.execute.staged`).
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(DEVICE_CONNECTIONS))
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        # cuDNN compiles its attention anew in every thread, which is such a wait again: flash attention instead.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         torch.cuda.set_device(_rank.number)
         assert torch.cuda.current_device() == _rank.number
     # All ranks are on this host, whose name need not resolve to an address that reaches it.

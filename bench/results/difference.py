@@ -8,7 +8,7 @@ IGNORED = ("created", "command", "series", "samples", "telemetry_samples", "case
 
 
 class Difference(NamedTuple):
-    """A field by its dotted name, its value on both sides (None where there is none), and right over left of numbers."""
+    """A field by its dotted name, its value on both sides (None: there is none), and right over left of numbers."""
 
     field: str
     left: object

@@ -76,11 +76,11 @@ class Sampler:
         self.samples = Samples(period_s=1 / hz, absent=dict(absent or {}))
         self._failures = [0] * len(self._probes)
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-        self._begun = 0.0
+        self._begun = self._begun_monotonic = 0.0
 
     def start(self) -> None:
         """Tries every probe, takes the first sample and starts the thread."""
-        self._begun = self._clock()
+        self._begun, self._begun_monotonic = self._clock(), time.monotonic()
         for number, probe in enumerate(self._probes):
             self.samples.columns.update({name: [] for name in probe.fields})
             self._failures[number] = GIVE_UP_AFTER - 1  # one that fails at once is not tried again
@@ -95,7 +95,7 @@ class Sampler:
             self.samples.ended = self.samples.ended or f"a reading did not come back for {STOP_S:g} s"
         elif not self.samples.ended:
             self._sample(0)
-        self.samples.elapsed_s = self._clock() - self._begun
+        self.samples.elapsed_s = time.monotonic() - self._begun_monotonic
         return self.samples
 
     def _run(self) -> None:

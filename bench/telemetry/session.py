@@ -2,7 +2,6 @@
 
 import gc
 import hashlib
-import os
 import platform
 import time
 from collections.abc import Mapping
@@ -114,5 +113,5 @@ def gpu_of_rank(device: str) -> Gpu:
 
 
 def host_digest() -> str:
-    """8 hex digits that tell this host from others without naming it."""
-    return hashlib.sha256(f"{platform.node()} {os.uname().machine}".encode()).hexdigest()[:8]
+    """8 hex digits that tell this host from others without naming it; the same as in provenance."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]

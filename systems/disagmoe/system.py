@@ -34,8 +34,8 @@ class DisagMoE:
     name = "disagmoe"
     summary = "attention and experts on disjoint GPU groups, M2N exchange, AF-Pipe rounds"
     fields = frozenset(
-        {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "expert_groups", "layers_per_chunk", "round_length"}
-        | {"deferred_w", "lookahead", "head_group", "shared_on", "copies", "recompute", "shard_state"}
+        {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "expert_groups", "layers_per_chunk"}
+        | {"round_length", "deferred_w", "lookahead", "head_group", "shared_on", "copies", "recompute", "shard_state"}
     )
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
@@ -72,9 +72,7 @@ class DisagMoE:
 
         return explain(spec, assumptions, **options)
 
-    def explain_schedule(
-        self, spec: CaseSpec, schedule: str, assumptions: Assumptions, **options: Any
-    ) -> "PhasesPlan":
+    def explain_schedule(self, spec: CaseSpec, schedule: str, assumptions: Assumptions, **options: Any) -> "PhasesPlan":
         """A plan for every phase of a sequence-length schedule such as ``4096:2000,16384:500``.
 
         Options as in `systems.disagmoe.planner.phases.plan_phases`. Raises BadInput.

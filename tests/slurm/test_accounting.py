@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Cluster, Sweep, emptied, running_slurm, wait_until
+from harness import Cluster, Sweep, emptied, running_slurm, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 

@@ -18,6 +18,7 @@ from systems.disagmoe.planner.words import (
     sets_in_words,
     short,
     split_in_words,
+    unequal_in_words,
     what_if_in_words,
 )
 
@@ -49,6 +50,7 @@ class Explanation:
     Args:
         allocation: the programme's optimum; `others`: the next best splits.
         what_ifs: the same programme under other conditions.
+        unequal: the optimum with different numbers of attention and expert groups, None where there is none.
         nic_sets: the optimum with NIC sets, None where no candidate's nodes can hold both kinds of ranks.
         refinement: the search from the programme's seeds; None if it was not asked for.
         source: what the refinement's times are: simulated or measured.
@@ -58,6 +60,7 @@ class Explanation:
     allocation: Allocation
     others: tuple[Allocation, ...]
     what_ifs: tuple[WhatIf, ...]
+    unequal: Allocation | None
     nic_sets: Allocation | None
     refinement: Refinement | None
     source: str
@@ -91,6 +94,8 @@ class Explanation:
             said.append(f"The next best split is {short(other)} and loses {loss:.1f} % (by the programme).")
         said.append(memory_in_words(chosen, best))
         said += [what_if_in_words(each.condition, each.allocation, chosen) for each in self.what_ifs]
+        if self.unequal is not None:
+            said.append(unequal_in_words(self.unequal, chosen))
         if self.nic_sets is not None:
             said.append(sets_in_words(self.nic_sets, chosen))
         return said
@@ -139,6 +144,7 @@ class Explanation:
                 {"condition": w.condition, "allocation": None if w.allocation is None else _plain(w.allocation)}
                 for w in self.what_ifs
             ],
+            "unequal": None if self.unequal is None else _plain(self.unequal),
             "nic_sets": None if self.nic_sets is None else _plain(self.nic_sets),
             "refinement": None if self.refinement is None else _plain_refinement(self.refinement, self.source),
         }
@@ -170,9 +176,11 @@ def explain(
         best, *others = alternatives(programme, NUM_ALTERNATIVES, time_limit_s=time_limit_s)
     except BadInput as error:
         raise _with_what_fits(error, spec, assumptions, chosen) from None
+    unequal = _other_best(spec, assumptions, replace(chosen, unequal=True), time_limit_s)
     found = None
     if refinement:
         seeds = [best.layout, *(each.layout for each in by_groups(programme, time_limit_s=time_limit_s)[:NUM_SEEDS])]
+        seeds += [unequal.layout] if unequal is not None and unequal.step_s < best.step_s else []
         seeds += [spec.layout] if isinstance(spec, Case) else []
         found = refine(spec, seeds, assumptions, evaluate=evaluate, budget=budget, progress=progress)
     return Explanation(
@@ -180,6 +188,7 @@ def explain(
         best,
         tuple(others),
         tuple(_what_ifs(spec, assumptions, chosen, time_limit_s)),
+        unequal,
         _nic_sets(spec, assumptions, chosen, time_limit_s),
         found,
         "simulated" if evaluate is None else "measured",
@@ -215,8 +224,13 @@ def _conditions(spec: CaseSpec) -> list[tuple[str, CaseSpec]]:
 def _nic_sets(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> Allocation | None:
     if spec.cluster.num_nodes == 1:
         return None
+    return _other_best(spec, assumptions, replace(choices, nics="sets"), time_limit_s)
+
+
+def _other_best(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> Allocation | None:
+    """The optimum of other choices, None where nothing fits them."""
     try:
-        return allocate(problem(spec, assumptions, replace(choices, nics="sets")), time_limit_s=time_limit_s)
+        return allocate(problem(spec, assumptions, choices), time_limit_s=time_limit_s)
     except BadInput:
         return None
 

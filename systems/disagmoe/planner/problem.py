@@ -6,9 +6,10 @@ attention ranks. Of a candidate with costs C (GPU-seconds of a step) and V (port
     attention compute   r C_A <= p R M        attention NICs   r V_A <= NICs of all attention groups
     expert compute      r C_F <= p_F R N      expert NICs      r V_F <= NICs of all expert groups
 
-p_F is p unless unequal depths are asked for. C and V are those of the busiest group times the number of groups, so that layers dealt unevenly and the head count. Both are stretched by
-the time in which a pipeline of 2 p groups and 2 p transfers fills and drains: (4 p - 1) / (m v) of the step for m
-micro-batches and v = L / p turns (with p the mean of p and p_F), the bubble of an interleaved pipeline with transfers as stages of their own.
+p_F is p unless unequal depths are asked for. C and V are those of the busiest group times the number of groups, so
+that layers dealt unevenly and the head count. Both are stretched by the time in which a pipeline of 2 p groups and 2 p
+transfers fills and drains: (4 p - 1) / (m v) of the step for m micro-batches and v = L / p turns, with p the mean of p
+and p_F: the bubble of an interleaved pipeline with transfers as stages of their own.
 
 A sixth cap is Little's law: a micro-batch takes a latency l from its embedding to its last gradient, so m of them take
 m l / q when q are in flight, and q is as many as memory holds, and at most 4 p. Without it the best split on paper

@@ -1,6 +1,7 @@
 """An allocation and its refinement in sentences."""
 
 from bench.case import Layout
+from systems.disagmoe.placement import replica_size
 from systems.disagmoe.planner.allocation import Allocation
 from systems.disagmoe.planner.refine import Refinement, Try
 
@@ -9,15 +10,18 @@ GIB = 2**30
 
 def short(allocation: Allocation) -> str:
     layout = allocation.layout
-    return f"p={layout.groups} M:N={layout.attention_ranks}:{layout.expert_ranks}"
+    depth = str(layout.groups) if layout.expert_groups is None else f"{layout.groups}:{layout.expert_groups}"
+    return f"p={depth} M:N={layout.attention_ranks}:{layout.expert_ranks}"
 
 
 def split_in_words(layout: Layout, num_gpus: int) -> str:
     m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
     replicas = layout.replicas or 1
-    used = replicas * p * (m + n)
+    used = replicas * replica_size(layout)
+    p_f = layout.expert_groups
+    groups = f"{p} groups" if p_f is None else f"{p} attention and {p_f} expert groups"
     return (
-        f"{m} attention and {n} expert GPUs in each of {p} groups, {replicas} replica{'s' * (replicas > 1)}: "
+        f"{m} attention and {n} expert GPUs in each of {groups}, {replicas} replica{'s' * (replicas > 1)}: "
         f"{used} of {num_gpus} GPUs, rounds of {layout.round_length} micro-batches, recompute={layout.recompute}, "
         f"copies={layout.copies}."
     )
@@ -67,6 +71,15 @@ def what_if_in_words(condition: str, other: Allocation | None, chosen: Allocatio
     same = short(other) == short(chosen)
     split = "the split stays" if same else f"the split becomes {short(other)}"
     return f"If {condition}: {split}, {other.step_s:.4g} s a step, bound by {' and '.join(other.binding)}."
+
+
+def unequal_in_words(other: Allocation, chosen: Allocation) -> str:
+    gain = 100 * (chosen.step_s / other.step_s - 1)
+    if gain <= 0.1:
+        return f"Different numbers of attention and expert groups gain nothing (best: {short(other)}, {-gain:.1f} %)."
+    return (
+        f"Different numbers of attention and expert groups would gain {gain:.1f} % by the programme ({short(other)})."
+    )
 
 
 def sets_in_words(sets: Allocation, chosen: Allocation) -> str:

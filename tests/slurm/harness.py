@@ -1,0 +1,199 @@
+"""A Slurm on this host and sweeps on it, for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.results import read_trial
+from bench.trial import Trial
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PATIENCE_S = 240.0
+
+
+class Cluster:
+    """The Slurm that the tests use, and sweeps on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))},
+            "SLURM_CONF": str(root / "slurm.conf"),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "MOEBENCH_SITE": str(root / "site.toml"),
+        }
+        self.site()
+
+    def site(self, **fields: object) -> None:
+        """Writes the site file: short intervals, and what is given."""
+        values = {"executor": "slurm", "poll_s": 1.0, "heartbeat_s": 1.0, **fields}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        (self.root / "site.toml").write_text("\n".join(lines) + "\n")
+
+    def start(self, **settings: str) -> None:
+        """settings: variables of start_slurm.sh."""
+        self._script("start_slurm.sh", **settings)
+
+    def stop(self) -> None:
+        self._script("stop_slurm.sh")
+
+    def _script(self, name: str, **extra: str) -> None:
+        # Daemons inherit what they are given: with pipes, waiting for their end would wait for ever.
+        with (self.root / "scripts.log").open("ab") as log:
+            command = ["bash", str(HERE / name), str(self.root)]
+            subprocess.run(command, env={**self.env, **extra}, stdout=log, stderr=log, check=True, timeout=120)
+
+    def command(self, *words: str) -> str:
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def stop_controller(self) -> None:
+        process = psutil.Process(int((self.root / "slurmctld.pid").read_text()))
+        process.terminate()
+        process.wait(30)
+
+    def start_controller(self, forget: bool = False) -> None:
+        if forget:
+            shutil.rmtree(self.root / "state")
+            (self.root / "state").mkdir()
+        with (self.root / "scripts.log").open("ab") as log:
+            subprocess.run(["slurmctld", *(["-c"] if forget else [])], env=self.env, stdout=log, stderr=log, check=True)
+        wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        done = subprocess.run(["scontrol", "ping"], env=self.env, capture_output=True, check=False)
+        return done.returncode == 0
+
+    def job_processes(self) -> list[psutil.Process]:
+        """Processes of sweeps' jobs on this cluster, without Slurm's own."""
+        found = []
+        for process in psutil.process_iter(["name"]):
+            try:
+                env = process.environ()
+            except (psutil.Error, OSError):
+                continue
+            ours = env.get("SLURM_CONF") == self.env["SLURM_CONF"] and env.get("SLURM_JOB_NAME", "").startswith(
+                "moebench"
+            )
+            if ours and process.info["name"] not in ("slurmstepd", "slurmd", "slurmctld"):
+                found.append(process)
+        return found
+
+
+class Sweep:
+    """A `moebench sweep` of the tiny cases in a process of its own."""
+
+    def __init__(self, cluster: Cluster, results: Path, *options: str, cases: int, ranks: int = 1, systems: str = "ep"):
+        self.cluster, self.results, self.num_tasks = cluster, results, cases * len(systems.split(","))
+        self.env = {
+            **cluster.env,
+            "TINY_CASES": str(cases),
+            "TINY_RANKS": str(ranks),
+            "TINY_SYSTEMS": systems,
+        }
+        self.words = [sys.executable, "-m", "bench.cli", "sweep", str(HERE / "tiny.py"), "--results", str(results)]
+        self.words += options
+        self.process: subprocess.Popen[str] | None = None
+
+    def begin(self) -> Sweep:
+        self.process = subprocess.Popen(
+            self.words, env=self.env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        return self
+
+    def end(self, code: int = 0) -> str:
+        """Waits for its end and returns what it said."""
+        assert self.process is not None
+        said, _ = self.process.communicate(timeout=2 * PATIENCE_S)
+        assert self.process.returncode == code, said
+        return said
+
+    def run(self, code: int = 0) -> str:
+        return self.begin().end(code)
+
+    def ask(self, verb: str, *options: str) -> str:
+        """What another verb says of the sweep."""
+        return self.cluster.command(*self.words[:3], verb, "--results", str(self.results), *options)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def events(self, kind: str) -> list[dict[str, object]]:
+        paths = self.results.glob("launch/jobs/*/events.*")
+        lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return [line for line in lines if line["event"] == kind]
+
+    def wait_for(self, kind: str, number: int = 1) -> None:
+        """Until jobs have written that many events of a kind."""
+        wait_until(lambda: len(self.events(kind)) >= number)
+
+    def records(self) -> dict[str, list[Trial]]:
+        """Trials by task."""
+        found: dict[str, list[Trial]] = {}
+        for path in self.results.glob("*.json"):
+            trial = read_trial(path)
+            found.setdefault(trial.provenance["task"], []).append(trial)
+        return found
+
+    def require_complete(self, **statuses: int) -> None:
+        """Every case has one record and no more, and nothing that the sweep started is left."""
+        records = self.records()
+        assert len(records) == self.num_tasks
+        assert [len(trials) for trials in records.values()] == [1] * self.num_tasks
+        counts: dict[str, int] = {}
+        for (trial,) in records.values():
+            counts[trial.status] = counts.get(trial.status, 0) + 1
+        assert counts == (statuses or {"ok": self.num_tasks})
+        kept = [event["key"] for event in self.events("case-end") if event["kept"]]
+        assert len(kept) == len(set(kept))
+        wait_until(lambda: not self.cluster.job_processes())
+
+
+def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    end = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+def running_slurm(**settings: str) -> Iterator[Cluster]:
+    """A Slurm of four nodes while the caller goes on; skips where there can be none."""
+    programs = ["slurmctld", "munged", *(["slurmdbd", "mariadbd"] if settings.get("ACCOUNTING") == "1" else [])]
+    absent = [program for program in programs if shutil.which(program) is None]
+    if absent or os.geteuid():
+        pytest.skip(f"needs root and Slurm's packages; absent: {', '.join(absent) or 'nothing'}")
+    root = Path(tempfile.mkdtemp(prefix="moebench-slurm-"))
+    root.chmod(0o755)  # munged wants its socket to be reached by everybody
+    cluster = Cluster(root)
+    try:
+        cluster.start(**settings)
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def emptied(slurm: Cluster) -> Iterator[Cluster]:
+    """The Slurm, put in order before a test and emptied after it."""
+    slurm.site()
+    yield slurm
+    subprocess.run(["scancel", "--user", "root"], env=slurm.env, check=False, timeout=60)
+    wait_until(lambda: not slurm.command("squeue", "-h"))
+    wait_until(lambda: not slurm.job_processes())
