@@ -1,4 +1,4 @@
-"""The actions of one micro-batch, counted: chunks, and layers that cost the same in the same place, are looked at once."""
+"""The actions of one micro-batch, counted: chunks, and layers that cost the same in one place, are looked at once."""
 
 from collections.abc import Hashable
 

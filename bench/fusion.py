@@ -49,7 +49,8 @@ class FusedCosts(Costs):
         if action.kind not in (Kind.DISPATCH, Kind.COMBINE):
             return ports
         share = min(1.0, self.comm_sms / self.assumed.saturating_sms)
-        return Ports(*(column / share for column in ports[:4]), ports.latency_s)
+        nic_out, nvlink_out, nic_in, nvlink_in = (column / share for column in ports[:4])
+        return Ports(nic_out, nvlink_out, nic_in, nvlink_in, ports.latency_s)
 
     @cached_property
     def _whole(self) -> Costs:

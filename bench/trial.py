@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from bench.case import Case, CaseSpec
 from bench.errors import BadInput, from_pydantic
-from bench.migrations import SCHEMA_VERSION, current
+from bench.migrations import current
 
 Source = Literal["simulated", "measured"]
 Status = Literal["ok", "oom", "diverged", "hang", "timeout", "error", "infeasible"]
@@ -65,7 +65,7 @@ class Trial(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[2] = 2
     case: Case | CaseSpec
     case_id: str
     source: Source

@@ -10,6 +10,7 @@ the search, its answer is the optimum of the space under the cost model.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from bench.action import Kind, Pass
@@ -187,7 +188,7 @@ def _screen(spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str]) -> t
         case = spec.with_layout(layout)
         try:
             placement = get_system(spec.system).placement(case)
-            costs = costs_of(case, placement, assumptions)
+            costs = costs_of(_in_one_piece(case), placement, assumptions)
             bound = placement_bound_s(placement, costs, batch_of(case, placement).num_microbatches)
             least = least_bytes(case, placement, costs)
         except BadInput as error:
@@ -210,6 +211,14 @@ def _layouts(spec: CaseSpec, fixed: Sequence[str]) -> Iterator[Layout]:
             yield choice
 
 
+def _in_one_piece(case: Case) -> Case:
+    """The case without chunks and fused kernels: it costs no more, so its bound holds for all of them, computed once."""
+    layout = case.layout
+    if layout.chunks == 1 and not layout.comm_sms:
+        return case
+    return case.model_copy(update={"layout": layout.model_copy(update={"chunks": 1, "comm_sms": 0})})
+
+
 def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     """Memory that no order of the system's can do without: static state, and what forwards keep until a backward.
 
@@ -218,11 +227,18 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     """
     system = get_system(case.system)
     in_flight = system.in_flight(case) if isinstance(system, KnowsInFlight) else {}
+    kept = _kept_bytes(placement, costs)
+    return max(costs.static_bytes(name) + in_flight.get(name, 1.0) * held for name, held in kept.items())
+
+
+@lru_cache(maxsize=256)
+def _kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
+    """For each group, what the forwards of one micro-batch keep."""
     kept = {group.name: 0.0 for group in placement.groups}
-    counted = census(case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)
+    counted = census(costs.case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)
     for action, times in counted.items():
         if action.pass_ is Pass.F and action.kind in (Kind.ATTENTION, Kind.EXPERT):
             # The least loaded rank: a bound must hold for every rank.
             held = float(costs.held_bytes(Held.FORWARD, action).min())
             kept[placement.home(action.kind, action.layer)] += times * held
-    return max(costs.static_bytes(name) + in_flight.get(name, 1.0) * held for name, held in kept.items())
+    return kept

@@ -102,7 +102,7 @@ def _label_lengths(ax: "Axes", points: "DataFrame", side: str) -> None:
         on_roof = point["attainable_flops_per_s"] >= point["compute_flops_per_s"]
         offset, align = (0.0, -8.5), "center"
         if side == "attention":
-            offset, align = ((2.0, -9.0), "left") if on_roof else ((-4.0, 1.5), "right")
+            offset, align = ((2.5, -15.0), "left") if on_roof else ((-4.0, 1.5), "right")
         elif side == "expert":
             offset, align = ((0.0, 4.5), "center") if on_roof else ((5.0, -7.0), "left")
         where = (point["intensity"], point["attainable_flops_per_s"] / 1e12)

@@ -114,7 +114,7 @@ def test_tutel_sends_all_then_gathers_all_and_reverses_the_backward() -> None:
 
 @pytest.mark.parametrize("system", ["tutel", "comet"])
 def test_slices_overlap_with_nothing_outside_their_layer(system: str) -> None:
-    """In the compute stream a layer's experts stand between its attention and the next layer's; stages are those of ep."""
+    """In the compute stream a layer's experts stand between its attention and the next layer's, as in ep."""
     fused = {"comm_sms": 20} if system == "comet" else {}
     made, plain = plan(system, 4, ep=2, pp=2, vpp=2, chunks=4, **fused), plan("ep", 4, ep=2, pp=2, vpp=2)
     for group in ("S0", "S1"):

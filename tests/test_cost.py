@@ -184,7 +184,9 @@ def test_what_stays_on_its_rank_is_no_traffic() -> None:
     assert alone.transfer_s(Action(Kind.DISPATCH)) == 0
 
 
-@pytest.mark.parametrize(("copies", "all_to_all", "many_to_many"), [("expert", 4.0, 8.0), ("rank", 3.3, 6.6), ("node", 1.0, 2.0)])
+@pytest.mark.parametrize(
+    ("copies", "all_to_all", "many_to_many"), [("expert", 4.0, 8.0), ("rank", 3.3, 6.6), ("node", 1.0, 2.0)]
+)
 def test_copies_over_the_nic_for_128_experts_on_two_nodes(copies: str, all_to_all: float, many_to_many: float) -> None:
     """Qwen3, top 8 of 128 on 16 ranks: an all-to-all over two nodes crosses with half, a many-to-many with all."""
     shape = {"model": "qwen3-235b", "cluster": "h800x4", "seq_len": 128, "copies": copies}
@@ -330,9 +332,7 @@ def test_a_chunk_is_its_share_of_rows_with_costs_of_its_own() -> None:
 
 def test_few_rows_a_chunk_read_the_experts_weights_once_a_chunk() -> None:
     expert = Action(Kind.EXPERT, Pass.F, 1)
-    whole, chunk = (
-        costs_of(make_case("tutel", "mixtral-8x7b", ep=2, seq_len=64, chunks=chunks)) for chunks in (1, 8)
-    )
+    whole, chunk = (costs_of(make_case("tutel", "mixtral-8x7b", ep=2, seq_len=64, chunks=chunks)) for chunks in (1, 8))
     assert chunk.seconds(expert) == pytest.approx(whole.seconds(expert), rel=0.02)
 
 

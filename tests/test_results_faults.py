@@ -144,6 +144,7 @@ def test_a_record_of_the_first_version_is_read_with_its_samples() -> None:
     assert trial.schema_version == SCHEMA_VERSION
     assert trial.samples["loss"] == [3.5, 3.25]
     assert load([V1])["tokens_per_s"].tolist() == [1000.0]
+    assert Trial.model_fields["schema_version"].default == SCHEMA_VERSION
     assert sorted(MIGRATIONS) == list(range(1, SCHEMA_VERSION))
 
 

@@ -462,7 +462,7 @@ def test_bad_cases_are_refused(pool: RankPool) -> None:
         verify(Trial("disagmoe", af(2, 2, copies="node")).case(), pool)
     with pytest.raises(BadInput, match="attention_bias"):
         verify(Trial("ep", ep(ep=1), {"attention_bias": True}).case(), pool)
-    with pytest.raises(BadInput, match="'comet' .* its plan is modelled-only"):
+    with pytest.raises(BadInput, match=r"'comet' .* its plan is modelled-only"):
         verify(Trial("comet", ep(ep=2, chunks=8, comm_sms=4)).case(), pool)
     with pytest.raises(BadInput, match=r"layout\.chunks: 3 .* a divisor of a micro-batch's 16 tokens"):
         verify(Trial("tutel", ep(ep=2, chunks=3)).case(), pool)

@@ -134,7 +134,8 @@ def slurm() -> Check:
         return Check("slurm", "absent", f"no {', '.join(missing)}", "a login node of a Slurm cluster")
     done = subprocess.run(["sinfo", "-h", "-o", "%P %a"], capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
-        return Check("slurm", "broken", " ".join(done.stderr.split())[:200], "the controller does not answer: scontrol ping")
+        said = " ".join(done.stderr.split())[:200]
+        return Check("slurm", "broken", said, "the controller does not answer: scontrol ping")
     up = [line.split()[0].rstrip("*") for line in done.stdout.splitlines() if line.endswith(" up")]
     job = f"; inside job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
     advice = "" if up else "no partition is up"

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.errors import BadInput
 from bench.results.files import write_once
-from bench.trial import SERIES, Series, Trial, series_digest
+from bench.trial import SERIES, Series, SeriesName, Trial, series_digest
 
 
 def put_series(directory: Path, trial: Trial) -> Trial:
@@ -14,7 +14,7 @@ def put_series(directory: Path, trial: Trial) -> Trial:
 
     Columns of unequal length (a run that broke off) are filled up with nothing. Raises OSError.
     """
-    kept: dict[str, Series] = dict(trial.series)
+    kept: dict[SeriesName, Series] = dict(trial.series)
     for kind in SERIES:
         columns: dict[str, list[float | None]] = getattr(trial, kind)
         if not columns:
@@ -32,13 +32,13 @@ def take_series(directory: Path, trial: Trial) -> Trial:
     """The inverse of `put_series`. Raises BadInput where a file is missing, cut or not the one that was written."""
     if not trial.series:
         return trial
-    found = {kind: _read(directory / one.file, one) for kind, one in trial.series.items()}
+    found: dict[str, Any] = {kind: _read(directory / one.file, one) for kind, one in trial.series.items()}
     return trial.model_copy(update={**found, "series": {}})
 
 
 def _parquet(columns: dict[str, list[float | None]]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     rows = max(map(len, columns.values()))
     arrays = {

@@ -30,7 +30,7 @@ from systems.baselines.sliced import Sliced, SlicedLayer, sliced_layer
 SLICES = (8, 4, 2, 1)
 """The finest that divides the tokens stands for tiles."""
 
-COMM_SMS = (4, 8, 16, 20, 32)
+COMM_SMS = (20, 16, 32, 8, 4)
 
 
 class Comet(Sliced):

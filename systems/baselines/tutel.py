@@ -1,9 +1,9 @@
 """`tutel`: experts and all-to-alls pipelined within a layer, after Tutel (arXiv 2206.03382, microsoft/Tutel, MIT).
 
-A layer's tokens are cut into `chunks` slices, Tutel's overlap degree. All dispatches are issued first, then all combines
-(S S .. G G), on one all-to-all stream; experts take slice after slice on the compute stream. The backward is that of
-the same operations: slices reversed, S standing for the combine's gradient and G for the dispatch's. Nothing overlaps
-across layers or micro-batches; pipeline stages are those of `ep`.
+A layer's tokens are cut into `chunks` slices, Tutel's overlap degree. All dispatches are issued first, then all
+combines (S S .. G G), on one all-to-all stream; experts take slice after slice on the compute stream. The backward is
+that of the same operations: slices reversed, S standing for the combine's gradient and G for the dispatch's. Nothing
+overlaps across layers or micro-batches; pipeline stages are those of `ep`.
 
 What differs from the public code (tutel/impls/overlap.py, moe_layer.py):
 - Tutel pads every expert to a capacity and cuts along it, so that all messages are equal; ours is dropless, cuts along
@@ -23,7 +23,7 @@ from systems.baselines.colocated import Stage
 from systems.baselines.interleaved import Turn
 from systems.baselines.sliced import Sliced, SlicedLayer, sliced_layer
 
-DEGREES = (1, 2, 4, 8)
+DEGREES = (4, 2, 8, 1)
 
 
 class Tutel(Sliced):

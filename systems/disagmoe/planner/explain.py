@@ -81,7 +81,7 @@ class Explanation:
         said = [split_in_words(self.layout, self.spec.cluster.num_gpus), *binding_in_words(chosen)]
         said.append(
             f"The programme's step takes {chosen.step_s:.4g} s; no allocation of this model is proven faster than "
-            f"{1 / chosen.most_steps_per_s:.4g} s (gap {100 * chosen.gap:.2g} %"
+            f"{1 / chosen.most_steps_per_s:.4g} s (gap {100 * round(chosen.gap, 9):.2g} %"
             f"{'' if chosen.proven else '; the solver ran out of time, this is its best so far'})."
         )
         if best is not None and best.step_time_s is not None:

@@ -19,7 +19,7 @@ def split_in_words(layout: Layout, num_gpus: int) -> str:
     replicas = layout.replicas or 1
     used = replicas * replica_size(layout)
     p_f = layout.expert_groups
-    groups = f"{p} groups" if p_f is None else f"{p} attention and {p_f} expert groups"
+    groups = f"{p} group{'s' * (p > 1)}" if p_f is None else f"{p} attention and {p_f} expert groups"
     return (
         f"{m} attention and {n} expert GPUs in each of {groups}, {replicas} replica{'s' * (replicas > 1)}: "
         f"{used} of {num_gpus} GPUs, rounds of {layout.round_length} micro-batches, recompute={layout.recompute}, "
@@ -57,8 +57,8 @@ def memory_in_words(chosen: Allocation, best: Try | None) -> str:
     left = [have - held / GIB for held in chosen.memory_bytes]
     count = chosen.layout.round_length
     said = (
-        f"With one micro-batch in flight {left[0]:.1f} GiB of an attention GPU and {left[1]:.1f} GiB of an expert GPU "
-        f"are left of {have:.1f}; that holds {count} micro-batch{'es' * (count > 1)} in flight."
+        f"On the programme's split {short(chosen)}, one micro-batch in flight leaves {left[0]:.1f} GiB of an attention "
+        f"GPU and {left[1]:.1f} GiB of an expert GPU, of {have:.1f}; that holds {count} in flight."
     )
     if best is not None and best.peak_memory_bytes:
         said += f" The refined step's fullest GPU has {have - best.peak_memory_bytes / GIB:.1f} GiB left."
