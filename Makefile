@@ -44,8 +44,9 @@ lint: $(TRAIN) ## ruff
 types: $(TRAIN) ## mypy
 	@$(BIN)/python -m mypy
 
-bench: $(TRAIN) ## time the hot paths
-	@$(BIN)/python -m pytest --benchmark-enable --benchmark-only $(ARGS)
+bench: $(TRAIN) ## time the hot paths, keep the numbers in out/bench and compare them with the last ones there
+	@$(BIN)/python -m pytest tests bench/micro --benchmark-enable --benchmark-only --benchmark-autosave \
+		--benchmark-compare --benchmark-storage=file://out/bench --benchmark-columns=min,median,iqr,rounds $(ARGS)
 
 clean: ## remove caches and build output
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks *.egg-info

@@ -212,7 +212,7 @@ def _layouts(spec: CaseSpec, fixed: Sequence[str]) -> Iterator[Layout]:
 
 
 def _in_one_piece(case: Case) -> Case:
-    """The case without chunks and fused kernels: it costs no more, so its bound holds for all of them, computed once."""
+    """The case without chunks and fused kernels: it costs no more, so one bound holds for all of them."""
     layout = case.layout
     if layout.chunks == 1 and not layout.comm_sms:
         return case

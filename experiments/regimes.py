@@ -61,10 +61,7 @@ MAPS = (
     Map("experts", "top_k", (2, 4, 6, 8), "num_experts", (64, 128, 256)),
     Map("nodes", "num_nodes", (2, 4, 8), "nic_bytes_per_s", (12.5e9, 25e9, 50e9, 100e9)),
 )
-QUICK_MAPS = (
-    Map("network", "seq_len", (4096, 16384), "nic_bytes_per_s", (12.5e9, 50e9)),
-    Map("experts", "top_k", (4,), "num_experts", (128,)),
-)
+QUICK_MAPS = (Map("network", "seq_len", (4096, 16384), "nic_bytes_per_s", (12.5e9, 50e9)),)
 
 
 def maps(quick: bool = False) -> tuple[Map, ...]:

@@ -17,6 +17,7 @@ from bench.errors import BadInput
 from bench.flops import part_flops
 from bench.models import get_model
 from bench.predict import costs_of, predict
+from bench.system import get_system
 from bench.tune import tune
 from systems.disagmoe.placement import place, replica_size
 from systems.disagmoe.planner.allocation import allocate, alternatives, by_groups
@@ -25,6 +26,7 @@ from systems.disagmoe.planner.problem import RESOURCES, Choices, Problem, proble
 from systems.disagmoe.planner.refine import neighbours, refine
 from systems.disagmoe.planner.roofline import roofline
 from systems.disagmoe.planner.tokens import Option, token_costs
+from systems.disagmoe.system import DisagMoE
 
 ASSUMED = get_assumptions("datasheet")
 
@@ -311,3 +313,14 @@ def test_unequal_depth_is_allocated_like_any_other_split() -> None:
     assert found.layout.expert_groups not in (None, found.layout.groups)
     assert math.isclose(found.steps_per_s, rates.max(), rel_tol=1e-5)
     assert found.num_gpus == (found.layout.replicas or 1) * replica_size(found.layout)
+
+
+def test_the_system_explains_itself_and_its_schedule() -> None:
+    system = get_system("disagmoe")
+    assert isinstance(system, DisagMoE)
+    case = spec()
+    found = system.explain(case, ASSUMED, refinement=False)
+    assert found.layout == allocate(problem(case, ASSUMED)).layout
+    assert found.to_json()["refinement"] is None
+    phases = system.explain_schedule(case, "64:10,128:10", ASSUMED, budget=1)
+    assert [each.phase.seq_len for each in phases.phases] == [64, 128]

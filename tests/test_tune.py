@@ -79,3 +79,19 @@ def test_pruned_candidates_could_not_have_won() -> None:
             assert candidate.step_time_s is not None
             assert candidate.bound_s is not None
             assert candidate.bound_s <= candidate.step_time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("system", "choices"), [("tutel", 4), ("comet", 5)])
+def test_chunks_share_a_bound_that_holds_for_all_of_them(system: str, choices: int) -> None:
+    """Among them those that exchange fastest, or leave the experts most SMs."""
+    fixed = ["ep=4", "pp=1", "vpp=1", "replicas=2", "mbs=1", "recompute=none", "copies=rank"]
+    assumed = get_assumptions("h200-measured")
+    found = tune(spec(system, seq_len=4096), assumed, fixed=fixed, budget=None)
+    assert len(found.candidates) == choices
+    steps = {c.layout: predict(found.spec.with_layout(c.layout), assumed).metrics.step_time_s for c in found.candidates}
+    assert len(set(steps.values())) == choices
+    for candidate in found.candidates:
+        assert candidate.bound_s is not None
+        assert candidate.bound_s <= steps[candidate.layout]
+    assert found.best is not None
+    assert steps[found.best.case.layout] == min(steps.values())

@@ -118,7 +118,8 @@ class RankPool:
             raise BadInput("ranks", members, f"1 to the {self.world_size} ranks of the pool")
         task = pickle.dumps((function, args))
         try:
-            if not all(process.is_alive() for process in self._processes):
+            # A rank without a task says nothing: what can be read from it is the end of its process.
+            if any(conn.poll() for conn in self._connections):
                 self._stop()
             if not self._processes:
                 self._start()

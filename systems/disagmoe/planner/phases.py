@@ -154,8 +154,8 @@ def plan_phases(
         own.append(_best(each, assumptions, choices, timing, budget))
         if progress is not None:
             progress(number + 1, len(specs), f"sequences of {each.workload.seq_len}")
-    layouts = list(dict.fromkeys(each.layout for each in own))
-    layouts += [small for small in map(_smallest, layouts) if small not in layouts]
+    best = [each.layout for each in own]
+    layouts = list(dict.fromkeys([*best, *map(_smallest, best)]))
     seconds = [[_step_s(each, layout, own[i], timing) for layout in layouts] for i, each in enumerate(specs)]
     moves = {(a, b): _moved(specs, a, b, assumptions) for a in layouts for b in layouts if a != b}
     steps = [phase.num_steps for phase in schedule.phases]

@@ -141,6 +141,7 @@ class _Walk:
         self.tried: list[Try] = []
         self.screened: dict[Layout, Try] = {}
         self.seen: set[Layout] = set()
+        self.failed: set[str] = set()
         self.evaluations = 0
         self.spent = False
 
@@ -149,8 +150,8 @@ class _Walk:
         here = self.path[-1].layout
         found = [(layout, change) for layout, change in neighbours(self.spec, here) if layout not in self.seen]
         open_ = [(self.screen(layout), change) for layout, change in found]
-        # Equal bounds are moves in order alone, which the programme knows nothing of: they come first.
-        open_.sort(key=lambda pair: pair[0].bound_s or 0.0)
+        # What failed from an earlier layout is likely to fail from here: it comes last.
+        open_.sort(key=lambda pair: (pair[1] in self.failed, pair[0].bound_s or 0.0))
         return [(screened.layout, change) for screened, change in open_]
 
     def screen(self, layout: Layout) -> Try:
@@ -202,9 +203,9 @@ class _Walk:
             # Fast enough, but too much in flight.
             shorter = layout.model_copy(update={"round_length": layout.round_length // 2})
             return self.visit(shorter, f"{change}, round_length={shorter.round_length}")
-        if found.status != "ok" or found.step_time_s is None:
-            return False
-        if best_s is not None and found.step_time_s >= best_s * (1 - MORE_THAN_NOTHING):
+        too_slow = best_s is not None and (found.step_time_s or 0.0) >= best_s * (1 - MORE_THAN_NOTHING)
+        if found.status != "ok" or too_slow:
+            self.failed.add(change)
             return False
         self.path.append(found)
         return True
@@ -236,7 +237,7 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
     m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
     for length in _beside(_rounds(p), layout.round_length):
         yield {"round_length": length}
-    for deferred in (0, p, 2 * p, 4 * p):
+    for deferred in _beside(sorted({0, p, 2 * p, 4 * p}), layout.deferred_w):
         yield {"deferred_w": deferred}
     for recompute in ("none", "full", "redispatch"):
         yield {"recompute": recompute}
@@ -272,8 +273,8 @@ def _beside(values: Sequence[int], value: int) -> Iterator[int]:
 
 
 def _rounds(groups: int) -> list[int]:
-    """Lengths worth trying: beyond 4 p the pipeline is full and memory alone grows."""
-    return sorted({1, *(n for n in (2, groups // 2, groups, 2 * groups, 4 * groups) if n >= 1)})
+    """Lengths worth trying: a pipeline is about full at 4 p."""
+    return sorted({1, *(n for n in (2, groups // 2, groups, 2 * groups, 4 * groups, 8 * groups) if n >= 1)})
 
 
 def _tiled(spec: CaseSpec, layout: Layout, before: Layout) -> Layout | None:
