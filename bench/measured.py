@@ -148,4 +148,6 @@ def _samples(
     }
     for kind, steps in (settled.tags if settled is not None else {}).items():
         columns[f"tag_{kind.replace('-', '_')}"] = [float(step in steps) for step in range(len(done))]
-    return columns | (seen.step_samples if seen else {})
+    # A step that broke off after it was timed has no record.
+    noted = {name: values[: len(done)] for name, values in (seen.step_samples if seen else {}).items()}
+    return columns | noted

@@ -1,11 +1,12 @@
 """What a training system is to this harness: a name, a space of layouts, and a pure function from a case to a plan."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Literal, Protocol, runtime_checkable
 
+from bench.assumptions import Assumptions
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput, unknown
 from bench.placement import Placement
@@ -42,6 +43,15 @@ class KnowsInFlight(Protocol):
 
     def in_flight(self, case: Case) -> Mapping[str, float]:
         """For each group, micro-batches of its forward work that are held at once at the least."""
+        ...
+
+
+@runtime_checkable
+class KnowsSeeds(Protocol):
+    """A system with a planner of its own: its layouts are simulated first, within the same budget as everybody's."""
+
+    def seeds(self, spec: CaseSpec, assumptions: Assumptions) -> Iterable[Layout]:
+        """Layouts to begin with, likeliest first; none where there is nothing to say."""
         ...
 
 

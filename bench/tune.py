@@ -1,16 +1,17 @@
 """One search for all systems: the fastest layout that fits in memory.
 
 Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory; what cannot fit is
-rejected, and what cannot beat the best step time so far is never simulated. The rest is simulated within a budget: the
-layouts with the lowest bounds first, one of each bound (layouts that differ in order only share a bound), then the
-neighbours of the best one, those that differ from it in one choice and then in two, until none is better; then the rest
-by their bounds. Where nothing has fitted yet, those that need least memory come first. Where the budget does not end
-the search, its answer is the optimum of the space under the cost model.
+rejected, and what cannot beat the best step time so far is never simulated. The rest is simulated within a budget: first
+the seeds of a system that has a planner of its own and the layouts with the lowest bounds, one of each bound (layouts
+that differ in order only share a bound), then the neighbours of the best one, those that differ from it in one choice
+and then in two, until none is better; then the rest by their bounds. Where nothing has fitted yet, those that need
+least memory come first. Where the budget does not end the search, its answer is the optimum under the cost model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from bench.action import Kind, Pass
@@ -24,7 +25,7 @@ from bench.errors import BadInput
 from bench.placement import Placement
 from bench.predict import Prediction, costs_of, does_not_fit, predict
 from bench.program import Held
-from bench.system import KnowsInFlight, get_system
+from bench.system import KnowsInFlight, KnowsSeeds, get_system
 
 DEFAULT_BUDGET = 32
 MAX_DISTANCE = 2
@@ -95,8 +96,10 @@ def tune(
         budget: most simulations; None for no limit.
         progress: called with (simulations done, layouts left to consider).
     """
-    open_layouts, done = _screen(spec, assumptions, fixed)
-    search = _Search(open_layouts, budget)
+    system = get_system(spec.system)
+    seeds = list(system.seeds(spec, assumptions)) if isinstance(system, KnowsSeeds) else []
+    open_layouts, done = _screen(spec, assumptions, fixed, seeds)
+    search = _Search(open_layouts, budget, {Layout.from_pairs(fixed, seed) for seed in seeds})
     best: Prediction | None = None
     while (case := search.next(best)) is not None:
         found = _simulate(case, assumptions, done)
@@ -124,9 +127,10 @@ class _Open(NamedTuple):
 class _Search:
     """Which layout to simulate next. `left` is in the order of the time bounds."""
 
-    def __init__(self, layouts: list[_Open], budget: int | None) -> None:
+    def __init__(self, layouts: list[_Open], budget: int | None, seeds: Set[Layout]) -> None:
         self.left = sorted(layouts, key=lambda layout: layout.bound_s)
         self.budget = budget
+        self.seeds = seeds
         self.num_simulated = 0
         self._bounds_seen: set[float] = set()
 
@@ -147,10 +151,11 @@ class _Search:
         return chosen.case
 
     def _explore(self, hopeful: list[_Open]) -> _Open | None:
-        """The lowest bound that is new, for the first half of the budget."""
+        """A seed, then the lowest bound that is new, for the first half of the budget."""
         if self.budget is not None and self.num_simulated >= self.budget // 2:
             return None
-        return next((layout for layout in hopeful if layout.bound_s not in self._bounds_seen), None)
+        seed = next((layout for layout in hopeful if layout.case.layout in self.seeds), None)
+        return seed or next((layout for layout in hopeful if layout.bound_s not in self._bounds_seen), None)
 
 
 def _near(hopeful: list[_Open], best: Layout) -> _Open:
@@ -179,12 +184,14 @@ def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Pr
     return found
 
 
-def _screen(spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str]) -> tuple[list[_Open], list[Candidate]]:
+def _screen(
+    spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str], seeds: Sequence[Layout]
+) -> tuple[list[_Open], list[Candidate]]:
     """Layouts that may win, and the candidates that cannot be or cannot fit."""
     capacity = spec.cluster.gpu.memory_bytes
     open_layouts: list[_Open] = []
     done: list[Candidate] = []
-    for layout in _layouts(spec, fixed):
+    for layout in _layouts(spec, fixed, seeds):
         case = spec.with_layout(layout)
         try:
             placement = get_system(spec.system).placement(case)
@@ -201,10 +208,10 @@ def _screen(spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str]) -> t
     return open_layouts, done
 
 
-def _layouts(spec: CaseSpec, fixed: Sequence[str]) -> Iterator[Layout]:
-    """The space with the fixed fields put in, each layout once."""
+def _layouts(spec: CaseSpec, fixed: Sequence[str], seeds: Sequence[Layout]) -> Iterator[Layout]:
+    """The system's seeds and its space with the fixed fields put in, each layout once."""
     seen: set[Layout] = set()
-    for layout in get_system(spec.system).space(spec):
+    for layout in chain(seeds, get_system(spec.system).space(spec)):
         choice = Layout.from_pairs(fixed, layout)
         if choice not in seen:
             seen.add(choice)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bench.errors import unknown
+from bench.results import PUBLISHED, Store
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,12 +26,19 @@ Progress = Callable[[int, int, str], None]
 class Request:
     """What is asked of an experiment.
 
-    results: directory of trials, read and written. quick: fewer cells, to see that it works.
+    results: directory of trials, read and written. quick: fewer cells, to see that it works. fresh: take no trial from
+    the published ones. assumptions: name of the cost model's set; None for the default.
     """
 
     results: Path
     quick: bool
     progress: Progress
+    fresh: bool = False
+    assumptions: str | None = None
+
+    def store(self) -> Store:
+        """Where trials are found and kept."""
+        return Store(self.results, also=() if self.fresh else (PUBLISHED,))
 
 
 class Table(NamedTuple):
@@ -46,13 +54,14 @@ class Evidence(NamedTuple):
 
     drawn: keyword arguments of the figure's ``draw`` in ``paper_figs``. data: the same as a table, for the CSV file.
     tables: what the terminal shows. failures: one line each for what it should show and what did not
-    hold.
+    hold. figure: module in ``paper_figs`` that draws it, where that is not the experiment's own name.
     """
 
     drawn: Mapping[str, Any]
     data: "DataFrame"
     tables: Sequence[Table]
     failures: Sequence[str] = ()
+    figure: str | None = None
 
 
 class Experiment(Protocol):

@@ -1,20 +1,30 @@
-"""Simulates what is missing of many specs, in several processes; every trial is kept as soon as it is there."""
+"""Simulates what is missing of many jobs, in several processes; every trial is kept as soon as it is there."""
 
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import active_children, get_context
+from typing import NamedTuple
 
-from bench.case import CaseSpec
+from bench.case import Case, CaseSpec
 from bench.evaluate import CostModel, failed_trial, simulate_trial
 from bench.provenance import code_digest
 from bench.results import Store
-from bench.trial import Trial
+from bench.trial import FINISHED, Trial, content_id
 from bench.tune import DEFAULT_BUDGET
 from experiments import Progress
 
 MAX_WORKERS = 8
+
+
+class Job(NamedTuple):
+    """A spec to tune, with the ``key=value`` layout fields that are fixed; or a case to simulate as it is."""
+
+    spec: CaseSpec
+    model: CostModel
+    fixed: tuple[str, ...] = ()
 
 
 def sweep(
@@ -26,53 +36,87 @@ def sweep(
     budget: int | None = DEFAULT_BUDGET,
     num_workers: int | None = None,
 ) -> list[Trial]:
-    """A tuned trial for every spec, in their order: of `store` where the same code made one, else made now.
+    """`sweep_jobs` for specs under one cost model with nothing fixed."""
+    jobs = [Job(spec, model) for spec in specs]
+    return sweep_jobs(jobs, store, progress, budget=budget, num_workers=num_workers)
+
+
+def sweep_jobs(
+    jobs: Sequence[Job],
+    store: Store,
+    progress: Progress,
+    *,
+    budget: int | None = DEFAULT_BUDGET,
+    num_workers: int | None = None,
+) -> list[Trial]:
+    """A trial for every job, in their order: of `store` where the same code made one, else made now.
 
     Raises BadInput where a trial cannot be written.
     """
-    found = {spec: reusable(store, spec, model, budget) for spec in specs}
-    missing = [spec for spec in specs if found[spec] is None]
-    progress(len(specs) - len(missing), len(specs), "found")
+    found = _kept(jobs, store, budget)
+    missing = [job for job in dict.fromkeys(jobs) if job not in found]
+    progress(len(jobs) - len(missing), len(jobs), "found")
     if missing:
         workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS, len(missing))
         others = set(active_children())
         # spawn: a forked copy of a process that has threads may hang.
         with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_when_interrupted) as executor:
-            jobs = {executor.submit(_simulate, spec, model, budget): spec for spec in missing}
+            under_way = {executor.submit(_simulate, job, budget): job for job in missing}
             try:
-                for number, job in enumerate(as_completed(jobs), 1 + len(specs) - len(missing)):
-                    spec = jobs[job]
-                    trial = Trial.parse(job.result())
+                for number, done in enumerate(as_completed(under_way), 1 + len(jobs) - len(missing)):
+                    job = under_way[done]
+                    trial = Trial.parse(done.result())
                     store.write(trial)
-                    found[spec] = trial
-                    progress(number, len(specs), f"{spec.system} {spec.model.name} {spec.workload.seq_len}")
+                    found[job] = trial
+                    progress(number, len(jobs), f"{job.spec.system} {job.spec.model.name} {job.spec.workload.seq_len}")
             except BaseException:
                 # Whoever stops a sweep does not want to wait for the cells under way.
                 for worker in set(active_children()) - others:
                     worker.terminate()
                 executor.shutdown(wait=False, cancel_futures=True)
                 raise
-    return [trial for trial in (found[spec] for spec in specs) if trial is not None]
+    return [found[job] for job in jobs]
 
 
 def reusable(store: Store, spec: CaseSpec, model: CostModel, budget: int | None) -> Trial | None:
     """A kept trial that would come out again: same spec, code, assumptions and search."""
-    digest, values = code_digest(spec.system), model.values.model_dump(mode="json")
+    job = Job(spec, model)
+    return _kept([job], store, budget).get(job)
 
-    def matches(trial: Trial) -> bool:
-        same_search = trial.search.get("budget", "none") == budget and trial.search.get("fixed") == []
-        return trial.code_digest == digest and trial.assumption_values == values and same_search
 
-    return store.find(spec, matches)
+def _kept(jobs: Sequence[Job], store: Store, budget: int | None) -> dict[Job, Trial]:
+    """The newest finished trial of each job that would come out again."""
+    by_id: defaultdict[str, list[Trial]] = defaultdict(list)
+    for trial in reversed(store.trials()):
+        if trial.status in FINISHED:
+            by_id[trial.case_id].append(trial)
+            if isinstance(trial.case, Case):
+                by_id[content_id(trial.spec)].append(trial)
+    found = {}
+    for job in jobs:
+        same = (trial for trial in by_id[content_id(job.spec)] if _comes_out_again(trial, job, budget))
+        kept = next(same, None)
+        if kept is not None:
+            found[job] = kept
+    return found
+
+
+def _comes_out_again(trial: Trial, job: Job, budget: int | None) -> bool:
+    if isinstance(job.spec, Case):
+        same_search = trial.search == {}
+    else:
+        same_search = trial.search.get("budget", "none") == budget and trial.search.get("fixed") == list(job.fixed)
+    same_values = trial.assumption_values == job.model.values.model_dump(mode="json")
+    return same_search and same_values and trial.code_digest == code_digest(job.spec.system)
 
 
 def _end_when_interrupted() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _simulate(spec: CaseSpec, model: CostModel, budget: int | None) -> str:
+def _simulate(job: Job, budget: int | None) -> str:
     """In a worker: the trial as text. What goes wrong is a trial too."""
     try:
-        return simulate_trial(spec, model, budget=budget).to_text()
+        return simulate_trial(job.spec, job.model, fixed=job.fixed, budget=budget).to_text()
     except Exception as error:
-        return failed_trial(spec, model, error).to_text()
+        return failed_trial(job.spec, job.model, error).to_text()

@@ -2,87 +2,153 @@
 
 The paper's global batch is not known to us. Ours is 2^22 tokens a step for every model, length and system, which is the
 usual order for models of this size; only the number of sequences differs between the lengths. bf16, balanced routing.
-Every system's layout is found by the same search with the same budget.
+Every system's layout is found by the same search with the same budget. Speed-ups are over `ep`, which has the order of
+the paper's baseline (megatron-core's interleaved 1F1B, serial all-to-alls), and over the overlap system that is fastest
+in the cell.
 """
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bench.case import CaseSpec, Workload
 from bench.clusters import get_cluster
 from bench.evaluate import CostModel
 from bench.models import get_model
-from bench.results import PUBLISHED, Store, frame
+from bench.results import frame
 from bench.trial import Trial
 from experiments import Evidence, Request, Table
 from experiments._sweep import sweep
 from results.paper import CLUSTER, MODELS, SEQ_LENS, SPEEDUPS
 
-SUMMARY = "throughput of ep and disagmoe, 3 models x 4K to 32K tokens on 16 x 8 H800 (simulated)"
-SYSTEMS = ("ep", "disagmoe")
-BASELINE, OURS = SYSTEMS
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SUMMARY = "throughput of every system, 3 models x 4K to 32K tokens on 16 x 8 H800 (simulated)"
+BASELINE, OURS = "ep", "disagmoe"
+OVERLAP = ("tutel", "comet", "megatron-overlap", "dualpipe-v")
+SYSTEMS = (BASELINE, *OVERLAP, OURS)
 GLOBAL_BATCH_TOKENS = 1 << 22
 QUICK_MODELS, QUICK_SEQ_LENS = MODELS[:1], SEQ_LENS[:2]
+QUICK_BUDGET = 2
+
+Cells = dict[tuple[str, int], dict[str, Trial]]
+"""Trials by system, by model and sequence length."""
 
 
 def specs(quick: bool = False) -> list[CaseSpec]:
     """What is compared: every system for every model and length. `quick` takes the first model and two lengths."""
     return [
-        CaseSpec(
-            model=get_model(model),
-            cluster=get_cluster(CLUSTER),
-            workload=Workload(
-                seq_len=seq_len, global_batch_tokens=GLOBAL_BATCH_TOKENS, dtype="bf16", routing="balanced"
-            ),
-            system=system,
-        )
+        spec_of(model, seq_len, system)
         for model in (QUICK_MODELS if quick else MODELS)
         for seq_len in (QUICK_SEQ_LENS if quick else SEQ_LENS)
         for system in SYSTEMS
     ]
 
 
+def spec_of(model: str, seq_len: int, system: str) -> CaseSpec:
+    """One bar of the figure."""
+    work = Workload(seq_len=seq_len, global_batch_tokens=GLOBAL_BATCH_TOKENS, dtype="bf16", routing="balanced")
+    return CaseSpec(model=get_model(model), cluster=get_cluster(CLUSTER), workload=work, system=system)
+
+
 def run(request: Request) -> Evidence:
     """Simulates the cells that are missing. Cells that do not fit in memory are results; errors are failures."""
-    store = Store(request.results, also=[PUBLISHED])
-    return evidence(sweep(specs(request.quick), CostModel.named(), store, request.progress))
+    return evidence(trials(request))
 
 
-def evidence(trials: list[Trial]) -> Evidence:
+def trials(request: Request) -> list[Trial]:
+    """A trial for every spec."""
+    model, wanted = CostModel.named(request.assumptions), specs(request.quick)
+    if request.quick:
+        return sweep(wanted, model, request.store(), request.progress, budget=QUICK_BUDGET)
+    return sweep(wanted, model, request.store(), request.progress)
+
+
+def evidence(trials: Sequence[Trial]) -> Evidence:
     """What the cells show together."""
-    data = frame(trials)
+    data = table_of(trials)
     failures = [
         f"{t.case.system} {t.case.model.name} {t.case.workload.seq_len}: {t.message}"
         for t in trials
         if t.status == "error"
     ]
-    return Evidence({"frame": data}, data, [_throughput(trials), _layouts(trials), _paper()], failures)
+    drawn = {"frame": data, "ours": OURS, "baseline": BASELINE, "overlap": OVERLAP}
+    tables = [_throughput(trials), _speedups(trials), _layouts(trials), _paper()]
+    return Evidence(drawn, data, tables, failures)
 
 
-def _throughput(trials: list[Trial]) -> Table:
-    cells = {(t.case.model.name, t.case.workload.seq_len, t.case.system): t for t in trials}
+def table_of(trials: Sequence[Trial]) -> "DataFrame":
+    """The trials as a table, with how the search of each ended: `search_complete`, and `search_budget` where not."""
+    data = frame(trials)
+    complete = [bool(trial.search.get("complete", True)) for trial in trials]
+    data["search_complete"] = complete
+    ends = [None if whole else trial.search.get("budget") for whole, trial in zip(complete, trials, strict=True)]
+    data["search_budget"] = ends
+    return data
+
+
+def cells_of(trials: Sequence[Trial]) -> Cells:
+    """In the order of the trials."""
+    cells: Cells = {}
+    for trial in trials:
+        key = (trial.case.model.name, trial.case.workload.seq_len)
+        cells.setdefault(key, {})[trial.case.system] = trial
+    return cells
+
+
+def rate(trial: Trial | None) -> float | None:
+    """Tokens/s per allocated GPU; None where there is no step."""
+    return trial.metrics.get("tokens_per_s_per_gpu") if trial is not None and trial.status == "ok" else None
+
+
+def fastest(cell: dict[str, Trial], systems: Sequence[str]) -> str | None:
+    """The fastest of `systems` in a cell; None where none fits."""
+    rates = {system: found for system in systems if (found := rate(cell.get(system))) is not None}
+    return max(rates, key=lambda system: rates[system], default=None)
+
+
+def speedup(cell: dict[str, Trial], over: Sequence[str], ours: str = OURS) -> float | None:
+    """Throughput of `ours` over the fastest of `over`; None where one side does not fit."""
+    best, mine = fastest(cell, over), rate(cell.get(ours))
+    theirs = rate(cell[best]) if best is not None else None
+    return mine / theirs if mine and theirs else None
+
+
+def said(trial: Trial) -> str:
+    """For a cell without a step, why: a search that was broken off is no proof that nothing fits."""
+    if trial.status == "infeasible" and not trial.search.get("complete", True):
+        return f"no layout found in {trial.search.get('budget')}"
+    return "does not fit" if trial.status == "infeasible" else trial.status
+
+
+def _throughput(trials: Sequence[Trial]) -> Table:
+    cells = cells_of(trials)
+    shown = list(dict.fromkeys(trial.case.system for trial in trials))
     rows = []
-    for model, seq_len in dict.fromkeys(key[:2] for key in cells):
-        here = [cells[model, seq_len, system] for system in SYSTEMS]
-        rates = [trial.metrics.get("tokens_per_s_per_gpu") if trial.status == "ok" else None for trial in here]
-        speedup = f"{rates[1] / rates[0]:.2f}x" if rates[0] and rates[1] else None
-        shares = [trial.metrics.get("mfu") if trial.status == "ok" else None for trial in here]
-        shown = [_rate(trial) for trial in here]
-        rows.append([model, seq_len, *shown, speedup, *(None if s is None else f"{100 * s:.1f} %" for s in shares)])
-    title = f"simulated throughput on {CLUSTER}, global batch {GLOBAL_BATCH_TOKENS:,} tokens"
-    columns = [
-        "model",
-        "tokens",
-        *(f"{s} tokens/s/GPU" for s in SYSTEMS),
-        f"{OURS} over {BASELINE}",
-        *(f"{s} MFU" for s in SYSTEMS),
-    ]
-    return Table(title, columns, rows)
+    for (model, seq_len), cell in cells.items():
+        found = [(cell[system], rate(cell[system])) for system in shown if system in cell]
+        rows.append([model, seq_len, *(said(trial) if value is None else f"{value:,.0f}" for trial, value in found)])
+    title = f"simulated tokens/s/GPU on {CLUSTER}, global batch {GLOBAL_BATCH_TOKENS:,} tokens"
+    return Table(title, ["model", "tokens", *shown], rows)
 
 
-def _rate(trial: Trial) -> str:
-    rate = trial.metrics.get("tokens_per_s_per_gpu")
-    return f"{rate:,.0f}" if trial.status == "ok" and rate is not None else trial.status
+def _speedups(trials: Sequence[Trial]) -> Table:
+    rows = []
+    for (model, seq_len), cell in cells_of(trials).items():
+        ours = cell.get(OURS)
+        ratios = [speedup(cell, over) for over in ((BASELINE,), OVERLAP)]
+        shares = [ours.metrics.get(name) if rate(ours) and ours else None for name in ("mfu", "fraction_of_bound")]
+        words = [
+            *("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
+            fastest(cell, OVERLAP),
+            *("-" if share is None else f"{100 * share:.1f} %" for share in shares),
+        ]
+        rows.append([model, seq_len, *words])
+    columns = ["model", "tokens", f"over {BASELINE}", "over best overlap", "which is", "MFU", "of its bound"]
+    return Table(f"{OURS}: speed-ups, model FLOP utilisation, share of its own bound", columns, rows)
 
 
-def _layouts(trials: list[Trial]) -> Table:
+def _layouts(trials: Sequence[Trial]) -> Table:
     rows = [
         [
             t.case.model.name,

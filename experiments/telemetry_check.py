@@ -211,11 +211,11 @@ def _cost_failures(cost: Interval) -> list[str]:
 
 def _tables(load: Load, cost: Interval, trial: Any) -> list[Table]:
     counter = load.joules["energy_j"]
-    energies = [
+    energies: list[list[object]] = [
         [field, joules, None if joules is None or not counter else joules / counter, load.absent.get(field, "")]
         for field, joules in load.joules.items()
     ]
-    cells = [
+    cells: list[list[object]] = [
         ["step time with the sampler / without, median", cost.median],
         ["  interval, low", cost.low],
         ["  interval, high", cost.high],
@@ -223,7 +223,7 @@ def _tables(load: Load, cost: Interval, trial: Any) -> list[Table]:
         ["PCIe bytes counted / copied", load.pcie_counted_over_copied],
     ]
     telemetry = trial.telemetry
-    facts = [
+    facts: list[list[object]] = [
         ["trial", trial.name],
         ["verdict", telemetry.get("verdict")],
         ["step time, median (s)", trial.metrics.get("step_time_s")],

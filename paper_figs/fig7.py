@@ -3,8 +3,9 @@
 import math
 import os
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import BadInput
 from paper_figs.style import (
@@ -29,58 +30,94 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.patheffects import AbstractPathEffect
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 NEEDED = ("model", "seq_len", "system", "status", "source", "cluster", "global_batch_tokens", "assumptions")
-NUMBERS = ("tokens_per_s_per_gpu", "fraction_of_bound", "mfu", "missing_gib")
+RATE = "tokens_per_s_per_gpu"
+NUMBERS = (RATE, "fraction_of_bound", "mfu", "missing_gib")
 BELOW = {"fraction_of_bound": "fraction of\nbound", "mfu": "MFU"}
-_GROUP_WIDTH = 0.82  # of the distance between two sequence lengths
+MAX_BESIDE = 3
+"""Most systems for which panels of three models stand beside each other; with more, a model has a row of its own."""
+
+_GROUP_WIDTH = 0.84  # of the distance between two sequence lengths
 _LEFT_IN, _GAP_IN, _UPPER_IN, _LOWER_IN, _MIN_WIDTH_IN = 0.56, 0.31, 1.56, 0.54, 3.4
+_ROW_UPPER_IN, _ROW_LOWER_IN, _ROW_GAP_IN, _BETWEEN_IN = 1.22, 0.34, 0.5, 0.1
 
 
-def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep") -> "Figure":
-    """One panel a model: bars of tokens/s/GPU (thousand), below them the fraction of the bound (or MFU).
+def draw(
+    frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep", overlap: Sequence[str] = ()
+) -> "Figure":
+    """Two panels a model: bars of tokens/s/GPU (thousand), below them the fraction of the bound (or MFU).
 
     Args:
-        frame: one row a cell (model, sequence length, system), columns NEEDED and NUMBERS; a column of NUMBERS that no
-            cell has may be absent. Cells whose status is not ``ok`` are drawn hatched with what is missing.
-        ours, baseline: the factor between the two is printed above the bars of `ours` where both ran.
+        frame: one row a cell (model, sequence length, system), columns NEEDED, NUMBERS and ``search_budget``; those of
+            the last two may be absent. Cells whose status is not ``ok`` are drawn hatched, with the memory that is
+            missing; with `search_budget` instead, where the search ended there: that is no proof that nothing fits.
+        ours, baseline, overlap: above the bars of `ours` stand its factors over `baseline`, in bold, and over the
+            fastest of `overlap`, where both ran.
     Raises BadInput where a column is absent, a cell stands twice, a cell without number is ``ok``, systems of a cell
     had different work, or a panel would show simulated and measured numbers together.
     """
     cells = _cells(frame)
     models = list(dict.fromkeys(cells["model"]))
     systems = system_order(cells["system"])
+    others = [system for system in overlap if system in systems]
     below = "fraction_of_bound" if cells["fraction_of_bound"].notna().any() else "mfu"
-    width = min(WIDTH_IN, max(_MIN_WIDTH_IN, _LEFT_IN + len(models) * (1.95 + _GAP_IN)))
-    wide = (width - _LEFT_IN + _GAP_IN - 0.04) / len(models) - _GAP_IN
-    failures = set(cells["status"]) - {"ok"}
-    num_columns = min(len(systems) + bool(failures), int(width / 0.95))
-    legend_in = 0.3 + 0.14 * math.ceil((len(systems) + bool(failures)) / num_columns - 1)
-    note = f"Factors above {ours}: its throughput over {baseline}." if {ours, baseline} <= set(systems) else ""
-    lines = textwrap.wrap(f"{caption(cells)} {note}", int(22 * width))
-    bottom = 0.43 + 0.112 * len(lines)
-    height = bottom + _LOWER_IN + 0.13 + _UPPER_IN + 0.2 + legend_in
+    failures = _failures(cells)
+    lines = [caption(cells), *_note(systems, ours, baseline, others), *_ended(cells)]
+    layout = _Panels(len(models), len(systems), len(_lengths(cells)), len(failures), lines)
     with style():
-        figure = new_figure(width, height)
-        for column, model in enumerate(models):
+        figure = new_figure(layout.width, layout.height)
+        for i, model in enumerate(models):
             some = cells[cells["model"] == model]
-            left = _LEFT_IN + column * (wide + _GAP_IN)
-            upper = add_axes(figure, (left, bottom + _LOWER_IN + 0.13, wide, _UPPER_IN))
-            lower = add_axes(figure, (left, bottom, wide, _LOWER_IN))
+            upper, lower = (add_axes(figure, box) for box in layout.boxes(i))
             _draw_throughput(upper, some, systems)
-            _print_factors(upper, some, systems, ours, baseline)
+            _print_factors(upper, some, systems, ours, ([baseline], others))
             _draw_fraction(lower, some, systems, below)
             upper.set_title(model, loc="left", pad=4)
             stamp(upper, one_source(f"fig7 panel {model}: source", some["source"]))
-            if column == 0:
-                upper.set_ylabel("tokens/s/GPU (thousand)")
+            if i == 0 or layout.in_rows:
+                upper.set_ylabel("tokens/s/GPU\n(thousand)" if layout.in_rows else "tokens/s/GPU (thousand)")
                 lower.set_ylabel(BELOW[below])
                 for ax in (upper, lower):
-                    ax.yaxis.set_label_coords(-0.31 / wide, 0.5)
-        _draw_legend(figure, systems, failures, num_columns)
-        figure.text(0.035 / width, 0.04 / height, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
+                    ax.yaxis.set_label_coords(-0.3 / layout.panel_in, 0.5)
+            if layout.in_rows and i < len(models) - 1:
+                lower.set_xlabel("")
+        _draw_legend(figure, systems, failures, layout.num_columns)
+        where = (0.035 / layout.width, 0.04 / layout.height)
+        figure.text(*where, "\n".join(layout.lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
     return figure
+
+
+class _Panels:
+    """Where the panels stand, in inches from the lower left corner."""
+
+    def __init__(self, num_models: int, num_systems: int, num_lengths: int, num_failures: int, text: list[str]) -> None:
+        self.num_models = num_models
+        self.in_rows = num_models > 1 and num_systems > MAX_BESIDE
+        bars_in = 0.09 * num_systems * num_lengths
+        columns = 1 if self.in_rows else num_models
+        self.width = min(WIDTH_IN, max(_MIN_WIDTH_IN, _LEFT_IN + columns * (max(1.95, bars_in) + _GAP_IN)))
+        if self.in_rows:
+            self.width = WIDTH_IN
+        self.panel_in = (self.width - _LEFT_IN + _GAP_IN - 0.04) / columns - _GAP_IN
+        entries = num_systems + num_failures
+        self.num_columns = min(entries, int(self.width / 0.95))
+        self.legend_in = 0.3 + 0.14 * (math.ceil(entries / self.num_columns) - 1)
+        self.lines = [line for part in text for line in textwrap.wrap(part, int(22 * self.width))]
+        self.bottom = 0.43 + 0.112 * len(self.lines)
+        self.upper_in, self.lower_in = (_ROW_UPPER_IN, _ROW_LOWER_IN) if self.in_rows else (_UPPER_IN, _LOWER_IN)
+        self.row_in = self.lower_in + _BETWEEN_IN + self.upper_in
+        rows = num_models if self.in_rows else 1
+        self.height = self.bottom + rows * self.row_in + (rows - 1) * _ROW_GAP_IN + 0.23 + self.legend_in
+
+    def boxes(self, i: int) -> list[tuple[float, float, float, float]]:
+        """(left, bottom, width, height) of the upper and the lower panel of model `i`."""
+        left, bottom = _LEFT_IN + i * (self.panel_in + _GAP_IN), self.bottom
+        if self.in_rows:
+            left, bottom = _LEFT_IN, self.bottom + (self.num_models - 1 - i) * (self.row_in + _ROW_GAP_IN)
+        upper = (left, bottom + self.lower_in + _BETWEEN_IN, self.panel_in, self.upper_in)
+        return [upper, (left, bottom, self.panel_in, self.lower_in)]
 
 
 def write(frame: "DataFrame", out_dir: Path | str, stem: str = "fig7") -> tuple[Path, Path, Path]:
@@ -95,6 +132,29 @@ def write(frame: "DataFrame", out_dir: Path | str, stem: str = "fig7") -> tuple[
     finally:
         part.unlink(missing_ok=True)
     return pdf, png, csv
+
+
+def _note(systems: list[str], ours: str, baseline: str, others: list[str]) -> list[str]:
+    """What the factors are over."""
+    if not {ours, baseline} <= set(systems):
+        return []
+    also = f"; below it, over the fastest of {', '.join(others)}" if others else ""
+    return [f"Factors above {ours}: its throughput over {baseline}{also}."]
+
+
+def _ended(cells: "DataFrame") -> list[str]:
+    """What a broken-off search means, where there is one."""
+    if not cells.loc[cells["status"] != "ok", "search_budget"].notna().any():
+        return []
+    return ["No layout found in N: none of the N that were simulated fits, and others were not tried."]
+
+
+def _failures(cells: "DataFrame") -> list[str]:
+    """What the legend says of cells without a bar."""
+    without = set(cells["status"]) - {"ok"}
+    if not without:
+        return []
+    return ["no layout fits" if without <= {"infeasible", "oom"} else "no result"]
 
 
 def caption(frame: "DataFrame") -> str:
@@ -116,7 +176,8 @@ def _cells(frame: "DataFrame") -> "DataFrame":
         raise BadInput("fig7 columns", absent, f"a table with {', '.join(NEEDED)}")
     if not len(frame):
         raise BadInput("fig7 rows", 0, "at least one cell")
-    cells = frame.reindex(columns=[*NEEDED, *NUMBERS]).astype(dict.fromkeys(NUMBERS, float)).reset_index(drop=True)
+    numbers = dict.fromkeys((*NUMBERS, "search_budget"), float)
+    cells = frame.reindex(columns=[*NEEDED, *NUMBERS, "search_budget"]).astype(numbers).reset_index(drop=True)
     twice = cells[cells.duplicated(["model", "seq_len", "system"])]
     if len(twice):
         cell = twice.iloc[0]
@@ -157,7 +218,7 @@ def _draw_throughput(ax: "Axes", cells: "DataFrame", systems: list[str]) -> None
     top = float(cells.loc[ran, "tokens_per_s_per_gpu"].max()) / 1e3 if ran.any() else 1.0
     top = top or 1.0
     _label_lengths(ax, cells, labels=False)
-    ax.set_ylim(0, 1.16 * top)
+    ax.set_ylim(0, 1.24 * top)
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.grid(axis="y")
     for system in systems:
@@ -176,16 +237,18 @@ def _draw_throughput(ax: "Axes", cells: "DataFrame", systems: list[str]) -> None
         for i in sorted(set(range(len(rows))) - set(ok)):
             bar = ax.bar([middles[i]], [0.09 * top], width * 0.92, facecolor="white", edgecolor=colours[system])
             bar[0].set(hatch="//////", linewidth=0.5)
-            why = _reason(str(rows["status"].iloc[i]), float(rows["missing_gib"].iloc[i]))
+            why = _reason(rows.iloc[i])
             text = ax.text(middles[i], 0.12 * top, why, rotation=90, fontsize=SMALL_PT - 0.5, ha="center", va="bottom")
             text.set(color=MUTED, path_effects=_halo())
 
 
-def _reason(status: str, missing_gib: float) -> str:
-    """Why a cell has no bar; `missing_gib` is NaN where memory was not the reason."""
-    if math.isnan(missing_gib):
-        return status
-    return f"needs +{missing_gib:.0f} GiB" if missing_gib >= 1 else f"needs +{missing_gib:.2f} GiB"
+def _reason(cell: "Series[Any]") -> str:
+    """Why a cell has no bar: how a broken-off search ended, or the memory that is missing, or its status."""
+    if not math.isnan(cell["search_budget"]):
+        return f"no layout found in {cell['search_budget']:.0f}"
+    if math.isnan(cell["missing_gib"]):
+        return str(cell["status"])
+    return f"needs +{cell['missing_gib']:.{0 if cell['missing_gib'] >= 1 else 2}f} GiB"
 
 
 def _halo() -> "list[AbstractPathEffect]":
@@ -195,32 +258,39 @@ def _halo() -> "list[AbstractPathEffect]":
     return [withStroke(linewidth=1.6, foreground="white")]
 
 
-def _print_factors(ax: "Axes", cells: "DataFrame", systems: list[str], ours: str, baseline: str) -> None:
-    if not {ours, baseline} <= set(systems):
+def _print_factors(
+    ax: "Axes", cells: "DataFrame", systems: list[str], ours: str, over: tuple[list[str], list[str]]
+) -> None:
+    """The factor over the fastest of each list above the bars of `ours`, the first in bold and on top."""
+    if ours not in systems:
         return
     ran = cells[cells["status"] == "ok"]
-    base = ran[ran["system"] == baseline].set_index("seq_len")["tokens_per_s_per_gpu"]
     rows, middles, width = _positions(cells, systems, ours)
     # Neighbours that the text would cross push it up.
     bar_pt = width / len(_lengths(cells)) * axes_width_pt(ax)
     reach = max(math.ceil((width_pt("0.00x", SMALL_PT, "bold") / bar_pt - 1) / 2), 0)
     beside = systems[max(systems.index(ours) - reach, 0) : systems.index(ours) + reach + 1]
     for (_, row), x in zip(rows.iterrows(), middles, strict=True):
-        if row["status"] == "ok" and base.get(row["seq_len"], 0.0) > 0:
-            factor = row["tokens_per_s_per_gpu"] / base[row["seq_len"]]
-            cell = ran[(ran["seq_len"] == row["seq_len"]) & ran["system"].isin(beside)]
-            above = (x, cell["tokens_per_s_per_gpu"].max() / 1e3)
+        here = ran[ran["seq_len"] == row["seq_len"]].set_index("system")[RATE]
+        above = here[here.index.isin(beside)].max() / 1e3
+        height_pt = 1.5
+        for others, weight, colour in zip(reversed(over), ("normal", "bold"), (MUTED, INK), strict=True):
+            best = here[here.index.isin(others)].max()
+            if row["status"] != "ok" or not best > 0:
+                continue
             text = ax.annotate(
-                f"{factor:.2f}\N{MULTIPLICATION SIGN}",
-                above,
-                (0, 1.5),
+                f"{row[RATE] / best:.2f}\N{MULTIPLICATION SIGN}",
+                (x, above),
+                (0, height_pt),
                 textcoords="offset points",
                 ha="center",
                 va="bottom",
                 fontsize=SMALL_PT,
-                weight="bold",
+                weight=weight,
+                color=colour,
             )
             text.set_path_effects(_halo())
+            height_pt += SMALL_PT + 0.5
 
 
 def _draw_fraction(ax: "Axes", cells: "DataFrame", systems: list[str], column: str) -> None:
@@ -264,13 +334,12 @@ def _length(tokens: int) -> str:
     return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
 
 
-def _draw_legend(figure: "Figure", systems: list[str], failures: set[str], num_columns: int) -> None:
+def _draw_legend(figure: "Figure", systems: list[str], failures: list[str], num_columns: int) -> None:
     from matplotlib.patches import Patch
 
     colours = system_colours(systems)
     handles = [Patch(facecolor=colours[name], edgecolor=INK, linewidth=0.4, label=name) for name in systems]
-    if failures:
-        said = "does not fit" if failures <= {"infeasible", "oom"} else "no result"
+    for said in failures:
         handles.append(Patch(facecolor="white", edgecolor=MUTED, hatch="//////", linewidth=0.5, label=said))
     figure.legend(
         handles=handles,
@@ -280,5 +349,5 @@ def _draw_legend(figure: "Figure", systems: list[str], failures: set[str], num_c
         ncols=num_columns,
         fontsize=BODY_PT,
         handlelength=1.4,
-        columnspacing=1.6,
+        columnspacing=1.3,
     )

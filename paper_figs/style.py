@@ -20,15 +20,17 @@ SMALL_PT, BODY_PT = 6.0, 7.0
 # Okabe and Ito's palette: told apart under the common kinds of colour blindness.
 SYSTEM_COLOURS = {
     "reference": "#000000",
-    "megatron": "#56b4e9",
+    "ep": "#5f5f5f",
     "tutel": "#f0e442",
     "comet": "#009e73",
-    "dualpipe": "#cc79a7",
-    "ep": "#5f5f5f",
+    "megatron-overlap": "#56b4e9",
+    "dualpipe-v": "#cc79a7",
     "disagmoe": "#d55e00",
 }
 _OTHER_COLOURS = ("#0072b2", "#e69f00", "#8c6bb1", "#7f4f24", "#4d9221", "#c51b7d")
-_MARKERS = {"reference": "o", "ep": "s", "disagmoe": "^", "megatron": "D", "tutel": "v", "comet": "P", "dualpipe": "X"}
+_MARKERS = {
+    "reference": "o", "ep": "s", "disagmoe": "^", "tutel": "v", "comet": "P", "megatron-overlap": "D", "dualpipe-v": "X",
+}  # fmt: skip
 
 _RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same letters

@@ -73,9 +73,9 @@ def _draw_run(ax: "Axes", trial: "Trial") -> None:
             ax.plot(times[read], values[read], color=colour, linewidth=0.8)
     step_s = np.array(trial.samples.get("step_time_s", []), dtype=float)
     if "step_power_w" in trial.samples and len(step_s):
-        # Steps follow one another; what lies between two of them is small beside them.
-        ends = np.cumsum(step_s)
-        ax.bar(ends - step_s, trial.samples["step_power_w"], step_s, align="edge", color=_STEPS, zorder=0)
+        ax.bar(
+            trial.samples["step_start_s"], trial.samples["step_power_w"], step_s, align="edge", color=_STEPS, zorder=0
+        )
     ax.set_title(f"{len(step_s)} training steps", loc="left", pad=4)
     ax.set_xlabel("time since the first step (s)")
     joules = trial.metrics.get("joules_per_token")

@@ -361,10 +361,11 @@ def test_sms_are_not_taken_twice() -> None:
         assert also == pytest.approx(usual * (132 - 16) / (132 - taken))
 
 
-@pytest.mark.parametrize("comm_sms", [0, 132])
-def test_a_fused_kernel_needs_sms_for_both(comm_sms: int) -> None:
-    with pytest.raises(BadInput, match=r"layout\.comm_sms"):
-        plan_of(make_case("comet", ep=2, comm_sms=comm_sms))
+def test_a_fused_kernel_needs_sms_for_both() -> None:
+    with pytest.raises(BadInput, match=r"layout\.comm_sms: 0"):
+        plan_of(make_case("comet", ep=2, comm_sms=0))
+    with pytest.raises(BadInput, match=r"layout\.comm_sms: 132 .* less than 132 SMs"):
+        costs_of(make_case("comet", ep=2, comm_sms=132)).seconds(Action(Kind.EXPERT))
 
 
 def test_free_communication_is_free() -> None:

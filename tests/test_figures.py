@@ -217,7 +217,7 @@ def test_colours_go_by_name() -> None:
     assert system_colours(["disagmoe", "zig"])["disagmoe"] == system_colours(["ep", "disagmoe"])["disagmoe"]
     many = system_colours([*SYSTEM_COLOURS, "zig", "zag"])
     assert len(set(many.values())) == len(many)
-    assert system_order(["disagmoe", "zig", "ep", "megatron"]) == ["megatron", "ep", "zig", "disagmoe"]
+    assert system_order(["disagmoe", "zig", "comet", "ep"]) == ["ep", "comet", "zig", "disagmoe"]
 
 
 def boxes(ax: Any) -> list[tuple[float, float, float, float, tuple[float, ...]]]:

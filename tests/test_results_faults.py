@@ -48,6 +48,12 @@ def test_series_lie_beside_the_record_and_come_back_as_they_were(tmp_path: Path)
     assert read_trial(path).name == trial.name == path.stem
 
 
+def test_a_trial_whose_series_were_left_behind_is_not_kept_without_them(tmp_path: Path) -> None:
+    record = Store(tmp_path / "a").write(full()).read_bytes()
+    with pytest.raises(BadInput, match="series read in"):
+        Store(tmp_path / "b").write(Trial.parse(record))
+
+
 def test_a_record_with_all_there_can_be_has_at_most_20_kb(tmp_path: Path) -> None:
     """The largest model and cluster, a stack of many ranks, and what telemetry of 1024 GPUs says at most."""
     from bench.provenance import collect

@@ -247,6 +247,8 @@ def test_a_summary_by_hand() -> None:
     assert facts["verdict"] == "clean"
     assert facts["unchecked"] == {}
     assert len(found.samples["rank"]) == len(found.samples["energy_j"]) == 50
+    assert found.step_samples["step_start_s"] == [0.0, 1.0, 2.0, 3.0]
+    assert found.samples["time_s"][:2] == [-1.0, -0.75]
 
 
 def test_a_sum_that_lacks_a_gpu_is_absent_and_never_a_smaller_sum() -> None:
@@ -257,11 +259,23 @@ def test_a_sum_that_lacks_a_gpu_is_absent_and_never_a_smaller_sum() -> None:
     assert "counter_energy_j" not in found.facts
     assert found.facts["absent"]["counter_energy_j"] == "Not Supported"
     assert found.facts["energy_by"] == "power"
-    assert found.step_samples == {}
+    assert set(found.step_samples) == {"step_start_s"}
     ranks[0].samples.columns["power_w"] = [None] * len(ranks[0].samples)
     found = summarise(ranks, 1, 3, tokens_per_step=50)
     assert found.metrics == {}
     assert "energy_j" not in found.facts
+
+
+def test_ranks_that_brought_nothing_leave_no_sum_over_all() -> None:
+    ranks = run_of_two()
+    for one in ranks:
+        one.num_ranks = 3
+    found = summarise(ranks, 1, 3, tokens_per_step=50)
+    assert found.metrics == {}
+    assert set(found.step_samples) == {"step_start_s"}
+    assert "energy_j" not in found.facts
+    assert found.facts["bytes"] == {}
+    assert found.facts["absent"]["counter_energy_j"] == "1 of 3 ranks brought no telemetry"
 
 
 def test_steps_shorter_than_the_counter_tells_apart_have_no_energy_of_their_own() -> None:
@@ -269,7 +283,7 @@ def test_steps_shorter_than_the_counter_tells_apart_have_no_energy_of_their_own(
     for one in ranks:
         one.steps[:] = [StepSpan(i, i / 10, (i + 1) / 10, 0.0) for i in range(4)]
     found = summarise(ranks, 0, 3, tokens_per_step=1)
-    assert found.step_samples == {}
+    assert set(found.step_samples) == {"step_start_s"}
     assert "a step took 0.1 s" in found.facts["absent"]["step_energy_j"]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,7 +97,7 @@ def train(
         data: ``text``, real bytes, for which the model's vocabulary must be 256 or more; or ``synthetic``.
         timeline_step: step whose timeline is kept; negative numbers count from the end.
         telemetry_hz: samples a second on every rank; none where not given.
-        on_telemetry: called with each rank's telemetry when its steps have ended, also by an error on that rank.
+        on_telemetry: called with each rank's telemetry when the steps have ended, also by an error on that rank.
     Raises:
         BadInput: the case cannot be executed on these ranks.
         RankError: something went wrong on a rank.
@@ -121,10 +121,12 @@ def train(
 
     with _ranks(job, 1 if case.system == REFERENCE else job.world_size, pool, device) as ranks:
         if case.system == REFERENCE:
-            ranks.run(_train_reference, job, settings, steps, telemetry_hz, world_size=1, on_report=collect)
+            alone = ranks.run(_train_reference, job, settings, steps, telemetry_hz, world_size=1, on_report=collect)
+            _tell(alone, on_telemetry)
             return _result(case, records, None, 0.0)
         arguments = (job, settings, steps, traced, telemetry_hz)
         outcomes = ranks.run(_train_on_rank, *arguments, world_size=job.world_size, on_report=collect)
+    _tell([outcome.telemetry for outcome in outcomes], on_telemetry)
     error = outcomes[0].clock.error_s
     traces = [outcome.traced for outcome in outcomes if outcome.traced is not None]
     timeline = merge_timeline(job.program, traces, clock_error_s=error) if traces else None
@@ -147,6 +149,12 @@ def executed_timeline(
         )
     traces = [outcome.traced for outcome in outcomes]
     return merge_timeline(job.program, traces, clock_error_s=outcomes[0].clock.error_s)
+
+
+def _tell(told: Sequence[RankTelemetry | None], on_telemetry: Callable[[RankTelemetry], None] | None) -> None:
+    if on_telemetry is not None:
+        for one in filter(None, told):
+            on_telemetry(one)
 
 
 @contextlib.contextmanager
@@ -179,20 +187,23 @@ def _result(case: Case, records: list[StepRecord], timeline: Timeline | None, er
 class _RankOutcome:
     clock: Clock
     traced: StepResult | None
+    telemetry: RankTelemetry | None = None
 
 
 @contextlib.contextmanager
 def _telemetry(hz: float | None, offset_s: float = 0.0) -> Iterator[Session | None]:
-    """Telemetry of this rank while the block runs; it is reported however the block ends."""
+    """Telemetry of this rank while the block runs; it is reported where the block ends by an error."""
     if hz is None:
         yield None
         return
-    session = Session(dist.get_rank(), gpu_of_rank(rank_device().type), hz, offset_s)
+    gpu = gpu_of_rank(rank_device().type)
+    session = Session(dist.get_rank(), gpu, hz, offset_s=offset_s, num_ranks=dist.get_world_size())
     try:
         with session:
             yield session
-    finally:
+    except BaseException:
         report(session.result)
+        raise
 
 
 def _train_on_rank(
@@ -214,7 +225,7 @@ def _train_on_rank(
                 report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), imbalance))
             if step == traced:
                 kept = dataclasses.replace(result, base_s=result.base_s + clock.offset_s)
-    return _RankOutcome(clock, kept)
+    return _RankOutcome(clock, kept, None if session is None else session.result)
 
 
 def _sum_over_ranks(job: Job, result: StepResult) -> tuple[float, float]:
@@ -245,7 +256,7 @@ def _experts_per_rank(job: Job, layer: int) -> int:
 
 def _train_reference(
     job: Job, settings: OptimizerSettings, steps: int, telemetry_hz: float | None = None
-) -> None:
+) -> RankTelemetry | None:
     workload = job.case.workload
     reference = ReferenceModel(job.case.model, workload.seed, dtype=job.dtype, device=rank_device())
     optimizer = settings.adamw(reference.parameters.values())
@@ -267,3 +278,4 @@ def _train_reference(
             if session is not None:
                 session.step(step, start, end)
             report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), 1.0))
+    return None if session is None else session.result

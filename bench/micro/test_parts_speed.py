@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     import torch
 
 NUM_RANKS = 8  # over which a layer's experts are spread
-SMALL = {
-    "num_layers": 1,
-    "hidden_size": 256,
-    "num_heads": 8,
-    "num_kv_heads": 2,
-    "head_dim": 32,
-    "num_experts": 32,
-    "top_k": 4,
-    "expert_hidden_size": 128,
-    "vocab_size": 256,
-}
+SMALL = Model(
+    name="micro",
+    num_layers=1,
+    hidden_size=256,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=32,
+    num_experts=32,
+    top_k=4,
+    expert_hidden_size=128,
+    vocab_size=256,
+)
 # Model, tokens of one sequence, dtype.
 SHAPES: dict[str, tuple[Model, int, str]] = {
-    "cpu": (Model(name="micro", **SMALL), 512, "float32"),
+    "cpu": (SMALL, 512, "float32"),
     "cuda": (get_model("qwen3-235b"), 4096, "bfloat16"),
 }
 
@@ -57,7 +58,7 @@ class Shape:
         with torch.no_grad():
             for parameter in part.parameters():
                 parameter.copy_(0.02 * self.randn(*parameter.shape))
-                parameter.main_grad = torch.zeros_like(parameter)
+                parameter.main_grad = torch.zeros_like(parameter)  # type: ignore[attr-defined]
         return part
 
     def timed(self, benchmark: BenchmarkFixture, call: Callable[[], Any], **info: float) -> None:

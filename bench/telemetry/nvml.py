@@ -14,6 +14,8 @@ from bench.telemetry.sampler import Probe
 SLOW_EVERY = 10  # samples between readings that take milliseconds
 ALL_LINKS = 0xFFFFFFFF
 KIB = 1024
+# Field numbers of nvml.h; older versions of nvidia-ml-py do not name them all.
+POWER_INSTANT, NVLINK_TX, NVLINK_RX, PCIE_TX, PCIE_RX = 186, 138, 139, 197, 198
 # Of nvml.h, nvmlClocksEventReasons.
 THERMAL_OR_BRAKE = {
     0x08: "hardware slowdown",
@@ -127,18 +129,18 @@ def _counters(nvml: Any, handle: Any) -> list[Probe]:
         return lambda: [_value(nvml, one) * scale for one in nvml.nvmlDeviceGetFieldValues(handle, list(numbers))]
 
     return [
-        Probe(("power_instant_w",), fields(1e-3, (nvml.NVML_FI_DEV_POWER_INSTANT, 0))),
+        Probe(("power_instant_w",), fields(1e-3, (POWER_INSTANT, 0))),
         Probe(
             ("nvlink_tx_bytes", "nvlink_rx_bytes"),
             fields(
                 KIB,
-                (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS),
-                (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS),
+                (NVLINK_TX, ALL_LINKS),
+                (NVLINK_RX, ALL_LINKS),
             ),
         ),
         Probe(
             ("pcie_tx_bytes", "pcie_rx_bytes"),
-            fields(1, (nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0), (nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0)),
+            fields(1, (PCIE_TX, 0), (PCIE_RX, 0)),
         ),
     ]
 

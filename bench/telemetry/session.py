@@ -39,7 +39,8 @@ class RankTelemetry:
     """What a rank brings home. Times are of its ``perf_counter``; `offset_s` makes them rank 0's.
 
     Attributes:
-        host: tells hosts apart without naming them. facts: of the GPU, see `bench.telemetry.nvml`.
+        num_ranks: of the run. host: tells hosts apart without naming them.
+        facts: of the GPU, see `bench.telemetry.nvml`.
         wall_jump_s: by how much the wall clock moved against the monotonic one during the run.
     """
 
@@ -50,6 +51,7 @@ class RankTelemetry:
     steps: list[StepSpan] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
     offset_s: float = 0.0
+    num_ranks: int = 1
     wall_jump_s: float = 0.0
 
 
@@ -57,16 +59,19 @@ class Session:
     """A context: telemetry of this process while it is open.
 
     Args:
-        rank: global rank. hz: samples a second.
+        rank: global rank, of `num_ranks`. hz: samples a second.
         gpu: this process's GPU, of `open_gpu`, or `no_gpu` with the reason.
         offset_s: see `RankTelemetry`.
     """
 
-    def __init__(self, rank: int, gpu: Gpu, hz: float = DEFAULT_HZ, offset_s: float = 0.0) -> None:
+    def __init__(
+        self, rank: int, gpu: Gpu, hz: float = DEFAULT_HZ, *, offset_s: float = 0.0, num_ranks: int = 1
+    ) -> None:
         host, no_host = host_probes()
         network, no_network = network_probes()
         self._sampler = Sampler([*gpu.probes, *host, *network], hz, {**gpu.absent, **no_host, **no_network})
-        self._found = RankTelemetry(rank, host_digest(), self._sampler.samples, gpu.facts, offset_s=offset_s)
+        self._found = RankTelemetry(rank, host_digest(), self._sampler.samples, gpu.facts)
+        self._found.offset_s, self._found.num_ranks = offset_s, num_ranks
         self._collecting = 0.0
         self._walls = 0.0
 

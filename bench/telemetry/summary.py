@@ -17,6 +17,7 @@ from bench.telemetry.verdict import judge
 MAX_FINDINGS = 12
 LINKS = ("nvlink", "pcie")  # counters of a GPU
 PORTS = ("ib", "eth", "lo")  # counters of a host
+LACKING = ("counter_energy_j", "power_energy_j", "step_energy_j", "bytes")  # sums over all ranks
 MIN_RESOLUTIONS = 2  # of the energy counter, that a step must last to have an energy of its own
 
 Window = tuple[float, float]
@@ -24,7 +25,11 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True)
 class Summary:
-    """facts: for `Trial.telemetry`. metrics, step_samples: for its metrics and samples. samples: every sample."""
+    """What a trial keeps.
+
+    facts: for `Trial.telemetry`. metrics, step_samples: for its metrics and samples; `step_start_s` is on the clock of
+    the samples. samples: every sample of every rank.
+    """
 
     facts: dict[str, Any]
     metrics: dict[str, float | None]
@@ -40,7 +45,10 @@ def summarise(ranks: Sequence[RankTelemetry], first: int, last: int, tokens_per_
     windows = [_window(one, first, last) for one in ranks]
     absent = {name: reason for one in ranks for name, reason in one.samples.absent.items()}
     num_steps = last - first + 1
-    energy = _energy(ranks, windows, absent)
+    missing = max(0, ranks[0].num_ranks - len(ranks))
+    energy = {} if missing else _energy(ranks, windows, absent)
+    if missing:
+        absent.update(dict.fromkeys(LACKING, f"{missing} of {ranks[0].num_ranks} ranks brought no telemetry"))
     verdict = judge(ranks, windows)
     joules = energy.get("energy_j")
     facts: dict[str, Any] = {
@@ -51,7 +59,7 @@ def summarise(ranks: Sequence[RankTelemetry], first: int, last: int, tokens_per_
         "window": {"first_step": first, "last_step": last, "seconds": max(end - start for start, end in windows)},
         **energy,
         "gpu": _gpu(ranks, windows),
-        "bytes": _bytes(ranks, windows, first, last),
+        "bytes": {} if missing else _bytes(ranks, windows, first, last),
         "host": _host(ranks, windows),
         "sampler": _sampler(ranks),
         "pauses": pauses_json(ranks),
@@ -60,7 +68,9 @@ def summarise(ranks: Sequence[RankTelemetry], first: int, last: int, tokens_per_
     jumps = max((one.wall_jump_s for one in ranks), key=abs)
     if abs(jumps) > 0.1:
         facts["wall_clock_jump_s"] = jumps
-    per_step = _step_energy(ranks, absent)
+    per_step = {} if missing else _step_energy(ranks, absent)
+    if ranks[0].rank == 0:
+        per_step["step_start_s"] = [span.start_s - ranks[0].steps[0].start_s for span in ranks[0].steps]
     return Summary(
         facts=facts,
         metrics={} if joules is None else {"joules_per_token": joules / (tokens_per_step * num_steps)},

@@ -101,7 +101,10 @@ class Colocated:
             for pp in (n for n in divisors(gpus // ep) if n <= model.num_layers):
                 replicas = gpus // (ep * pp)
                 chunks = (1, 2, 4) if "vpp" in self.fields else (1,)
-                choices = product((1, 2), chunks, RECOMPUTE, worthwhile_copies(spec))
+                # Inside a node a copy a node is a copy a rank; beyond, it is the likelier one.
+                inside = spec.cluster.gpus_per_node % ep == 0
+                all_copies = ("rank",) if inside else worthwhile_copies(spec)[::-1]
+                choices = product((1, 2), chunks, RECOMPUTE, all_copies)
                 for mbs, vpp, recompute, copies in choices:
                     num_microbatches, left = divmod(sequences, replicas * ep * mbs)
                     interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0

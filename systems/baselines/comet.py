@@ -49,10 +49,8 @@ class Comet(Sliced):
                     yield layout.model_copy(update={"chunks": finest, "comm_sms": comm_sms})
 
     def placement(self, case: Case) -> Placement:
-        num_sms = case.cluster.gpu.num_sms
-        if not 1 <= case.layout.comm_sms < num_sms:
-            allowed = f"1 or more for communication, and less than {num_sms} SMs"
-            raise BadInput("layout.comm_sms", case.layout.comm_sms, allowed)
+        if case.layout.comm_sms < 1:
+            raise BadInput("layout.comm_sms", case.layout.comm_sms, "1 or more SMs for the fused exchange")
         return super().placement(case)
 
     def layer(self, stage: Stage, turn: Turn, layer: int, chunks: int) -> SlicedLayer:

@@ -10,6 +10,7 @@ from bench.action import TRANSFERS, Action
 from bench.assumptions import Assumptions, get_assumptions
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.edges import edges
+from bench.errors import BadInput
 from bench.placement import Placement
 from bench.plan import RECOMPUTE, Plan
 from bench.predict import costs_of
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 PLANNED_ON = "datasheet"
 """Assumptions that the order is made with, whatever a step is simulated with: a plan depends on its case alone."""
+
+NUM_SEEDS = 4
+"""Layouts of each kind that the planner gives the tuner to begin with."""
 
 LEAST_USED = 0.75
 """Layouts that leave more than a quarter of the GPUs idle are not worth trying."""
@@ -62,6 +66,18 @@ class DisagMoE:
                                 round_length=rounds * p,
                                 deferred_w=deferred * p,
                             )
+
+    def seeds(self, spec: CaseSpec, assumptions: Assumptions) -> list[Layout]:
+        """What the planner's programme finds best: overall, and with other depths, splits and recomputation."""
+        from systems.disagmoe.planner.allocation import allocate, alternatives, by_groups
+        from systems.disagmoe.planner.problem import Choices, problem
+
+        try:
+            programme = problem(spec, assumptions, Choices())
+            found = [allocate(programme), *by_groups(programme)[:NUM_SEEDS], *alternatives(programme, NUM_SEEDS)]
+        except BadInput:  # nothing fits, or the batch cannot be dealt: the search will say so layout by layout
+            return []
+        return list(dict.fromkeys(each.layout for each in found))
 
     def placement(self, case: Case) -> Placement:
         return place(case.model, case.layout)
