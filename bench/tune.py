@@ -1,11 +1,11 @@
 """One search for all systems: the fastest layout that fits in memory.
 
 Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory; what cannot fit is
-rejected, and what cannot beat the best step time so far is never simulated. The rest is simulated within a budget: first
-the seeds of a system that has a planner of its own and the layouts with the lowest bounds, one of each bound (layouts
-that differ in order only share a bound), then the neighbours of the best one, those that differ from it in one choice
-and then in two, until none is better; then the rest by their bounds. Where nothing has fitted yet, those that need
-least memory come first. Where the budget does not end the search, its answer is the optimum under the cost model.
+rejected, and what cannot beat the best step time so far is never simulated. The rest is simulated within a budget:
+first the seeds of a system that has a planner of its own and the layouts with the lowest bounds, one of each bound
+(layouts that differ in order only share one), then the neighbours of the best one, those that differ from it in one
+choice and then in two, until none is better; then the rest by their bounds. Where nothing has fitted yet, those that
+need least memory come first. Where the budget does not end the search, its answer is the optimum under the cost model.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
