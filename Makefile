@@ -6,6 +6,8 @@
 # PYTHON, TORCH: see tools/setup.sh. ARGS: more arguments for the command that a target runs.
 PYTHON ?=
 TORCH ?=
+EXECUTOR ?=
+BACKEND ?=
 ARGS ?=
 export PYTHON TORCH
 export MPLBACKEND ?= Agg
@@ -16,7 +18,7 @@ TRAIN := .venv/.train
 # Asking for another interpreter or torch than a stamp names makes that stamp out of date.
 changed = $(if $(1),$(if $(findstring <$(1)>,<$(shell cat $(2) 2>/dev/null)>),,changed))
 
-.PHONY: help setup setup-train reproduce-fig7 train-demo test check lint types bench clean clean-venv changed
+.PHONY: help setup setup-train reproduce-fig7 train-demo wheelhouse test test-slurm check lint types bench clean clean-venv changed
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,14 +28,20 @@ setup: $(BASE) ## make .venv with the base install: no torch
 
 setup-train: $(TRAIN) ## add torch, megatron-core and the development tools to .venv
 
-reproduce-fig7: $(BASE) ## simulate and draw Figure 7: no GPU, no torch
-	@$(BIN)/moebench figure fig7 $(ARGS)
+reproduce-fig7: $(if $(filter run,$(BACKEND)),$(TRAIN),$(BASE)) ## simulate and draw Figure 7; EXECUTOR=slurm BACKEND=run elsewhere
+	@$(if $(EXECUTOR)$(BACKEND),$(BIN)/moebench sweep fig7 --executor $(or $(EXECUTOR),inprocess) --backend $(or $(BACKEND),simulate) --out out $(ARGS),$(BIN)/moebench figure fig7 $(ARGS))
+
+wheelhouse: ## collect wheels for hosts without a network, for PYTHON=3.12 say
+	@sh tools/wheelhouse.sh "$(PYTHON)"
 
 train-demo: $(TRAIN) ## train three systems on 4 CPU processes, verify them and draw their losses
 	@$(BIN)/moebench figure train-demo $(ARGS)
 
 test: $(TRAIN) ## the whole test suite
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-slurm: $(TRAIN) ## the launcher on a real Slurm of one host; root, or a machine with slurm-wlm and munge
+	@$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
 check: lint types ## lint, types and the fast tests
 	@$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)

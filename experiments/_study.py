@@ -85,9 +85,7 @@ def _rates(cells: Sequence[Cell], trials: Sequence[Trial], axis: Axis) -> Table:
     rows = []
     for (panel, x), here in places.items():
         rates = [(here.get(system), rate(here.get(system))) for system in systems]
-        words = [
-            "-" if trial is None else said(trial) if value is None else f"{value:,.0f}" for trial, value in rates
-        ]
+        words = ["-" if trial is None else said(trial) if value is None else f"{value:,.0f}" for trial, value in rates]
         ratios = [speedup(here, over) for over in ((BASELINE,), OVERLAP)]
         shown = ["-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
         rows.append([panel, axis.words.get(x, f"{x:,.0f}"), *words, *shown, fastest(here, systems)])

@@ -44,9 +44,7 @@ _LEFT_IN, _GAP_IN, _UPPER_IN, _LOWER_IN, _MIN_WIDTH_IN = 0.56, 0.31, 1.56, 0.54,
 _ROW_UPPER_IN, _ROW_LOWER_IN, _ROW_GAP_IN, _BETWEEN_IN = 1.22, 0.34, 0.5, 0.1
 
 
-def draw(
-    frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep", overlap: Sequence[str] = ()
-) -> "Figure":
+def draw(frame: "DataFrame", *, ours: str = "disagmoe", baseline: str = "ep", overlap: Sequence[str] = ()) -> "Figure":
     """Two panels a model: bars of tokens/s/GPU (thousand), below them the fraction of the bound (or MFU).
 
     Args:

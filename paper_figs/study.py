@@ -146,7 +146,9 @@ def _place(ax: "Axes", places: list[float], log: bool, words: Mapping[float, str
 def _caption(cells: "DataFrame") -> str:
     parts = [" and ".join(sorted(set(cells["source"])))]
     parts += [f"assumptions: {', '.join(sorted(set(cells['assumptions'].dropna().astype(str))))}"]
-    for name, column in (("cluster", "cluster"), ("tokens a sequence", "seq_len"), ("tokens a step", "global_batch_tokens")):
+    held = {"cluster": "cluster", "seq_len": "tokens a sequence", "global_batch_tokens": "tokens a step"}
+    for column, name in held.items():
         values = list(dict.fromkeys(cells[column]))
-        parts += [f"{name}: {values[0]:,}" if column != "cluster" else f"{name}: {values[0]}"] if len(values) == 1 else []
+        if len(values) == 1:
+            parts.append(f"{name}: {values[0]}" if column == "cluster" else f"{name}: {int(values[0]):,}")
     return "; ".join(parts) + ". A cross: no layout that was tried fits in memory."

@@ -29,8 +29,14 @@ SYSTEM_COLOURS = {
 }
 _OTHER_COLOURS = ("#0072b2", "#e69f00", "#8c6bb1", "#7f4f24", "#4d9221", "#c51b7d")
 _MARKERS = {
-    "reference": "o", "ep": "s", "disagmoe": "^", "tutel": "v", "comet": "P", "megatron-overlap": "D", "dualpipe-v": "X",
-}  # fmt: skip
+    "reference": "o",
+    "ep": "s",
+    "tutel": "v",
+    "comet": "P",
+    "megatron-overlap": "D",
+    "dualpipe-v": "X",
+    "disagmoe": "^",
+}
 
 _RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same letters

@@ -55,7 +55,7 @@ def test_a_trial_whose_series_were_left_behind_is_not_kept_without_them(tmp_path
 
 
 def test_a_record_with_all_there_can_be_has_at_most_20_kb(tmp_path: Path) -> None:
-    """The largest model and cluster, a stack of many ranks, and what telemetry of 1024 GPUs says at most."""
+    """A stack of many ranks, the most findings that telemetry keeps, a reason for every field, many metrics."""
     from bench.provenance import collect
     from bench.telemetry.nvml import GPU_FIELDS
     from bench.telemetry.summary import MAX_FINDINGS
@@ -72,7 +72,8 @@ def test_a_record_with_all_there_can_be_has_at_most_20_kb(tmp_path: Path) -> Non
         metrics={f"some_metric_{i}_s": 1 / 3 for i in range(30)},
         samples={"loss": [1.0] * 50_000},
     ).model_copy(update={"provenance": collect()})
-    assert Store(tmp_path).write(trial).stat().st_size <= 20_000
+    size = Store(tmp_path).write(trial).stat().st_size
+    assert 8_000 < size <= 20_000
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,19 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from bench.cli import figures, listing, planning, tracing, training
+from bench.cli import (
+    choosing,
+    comparing,
+    doctor,
+    figures,
+    listing,
+    planning,
+    results_cmd,
+    roofline,
+    sweep,
+    tracing,
+    training,
+)
 from bench.errors import BadInput, unknown
 
 # typer's own name for it: click is vendored in some versions and a package in others.
@@ -94,7 +106,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (listing, planning, training, figures, tracing):
+for group in (listing, planning, choosing, roofline, training, comparing, figures, tracing, sweep, results_cmd, doctor):
     group.add_verbs(app)
 
 

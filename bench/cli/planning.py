@@ -1,7 +1,9 @@
 """`moebench plan` and `moebench simulate`: a schedule, and what it costs on a cluster that nobody has to own."""
 
+import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,25 +31,58 @@ def plan(
     system: options.System_,
     model: options.Model_,
     cluster: options.Cluster_,
-    seq_len: options.SeqLen,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-len", metavar="TOKENS", parser=options.whole_number, help="Sequence length.", show_default=False
+        ),
+    ] = None,
     global_batch_tokens: options.Batch = None,
     layout: options.Layout_ = None,
     dtype: options.Dtype = "bf16",
+    assumptions: options.AssumptionSet = None,
+    set_: options.Setting = None,
+    seq_len_schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--seq-len-schedule",
+            metavar="TEXT",
+            help="Instead of --seq-len: lengths with steps, 4096:2000,16384:500, or a mixture, 4096@0.8,32768@0.2. "
+            "Plans every phase and prices the moves between.",
+            show_default=False,
+        ),
+    ] = None,
     print_schedule: Annotated[
         bool, typer.Option("--print-schedule", help="Print the plan's text and nothing else.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Show and check a system's schedule: placement, counts, whether it can run. Without a layout it is tuned."""
+    """Show and check a system's schedule: placement, counts, whether it can run.
+
+    Without a layout it is tuned; a system that has a planner of its own plans instead, and says why.
+    """
     from bench.check import check
-    from bench.cli.output import print_json
+    from bench.cli.choosing import explain_choice
+    from bench.cli.output import print_json, working
     from bench.evaluate import CostModel
     from bench.lower import lower
-    from bench.system import plan_of
+    from bench.system import get_system, plan_of
 
-    spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, "balanced", 0)
+    costs = CostModel.named(assumptions, options.words_of(set_))
+    length = _first_length(seq_len, seq_len_schedule)
+    spec = options.spec_on(system, model, cluster, length, global_batch_tokens, dtype, "balanced", 0)
     given = options.layout_of(layout)
-    case = spec.with_layout(given) if given is not None else best(spec, CostModel.named())[0].case
+    if seq_len_schedule is not None:
+        explain_choice(_planner(system, "explain_schedule")(spec, seq_len_schedule, costs.values), json)
+        return
+    if given is None and not print_schedule and hasattr(get_system(system), "explain"):
+        with working(f"planning {system}") as advance:
+            reasons = _planner(system, "explain")(spec, costs.values, progress=advance)
+        explain_choice(reasons, json)
+        if json:
+            return
+        given = reasons.layout
+    case = spec.with_layout(given) if given is not None else best(spec, costs)[0].case
     schedule = plan_of(case)
     program = lower(schedule, case.model)
     check(program)
@@ -58,6 +93,32 @@ def plan(
         sys.stdout.write(str(schedule))
     else:
         _show_plan(case, schedule, program.num_ops)
+
+
+def _planner(system: str, method: str) -> Callable[..., Any]:
+    """A system's own planner. Raises BadInput where it has none."""
+    from bench.errors import BadInput
+    from bench.system import get_system, systems
+
+    found: Callable[..., Any] | None = getattr(get_system(system), method, None)
+    if found is None:
+        able = ", ".join(name for name, each in systems().items() if hasattr(each, method))
+        raise BadInput("system", system, f"a system with a planner of its own: {able}")
+    return found
+
+
+def _first_length(seq_len: int | None, schedule: str | None) -> int:
+    """The length to begin with. Raises BadInput unless exactly one of the two is given."""
+    from bench.errors import BadInput
+
+    if (seq_len is None) == (schedule is None):
+        raise BadInput("--seq-len", seq_len, "a number of tokens, or --seq-len-schedule instead of it")
+    if seq_len is not None:
+        return seq_len
+    words = re.split("[:@,]", schedule or "")
+    if not words[0].strip().isdigit() or int(words[0]) < 1:
+        raise BadInput("--seq-len-schedule", schedule, "lengths with steps (4096:2000,16384:500) or shares (4096@0.8)")
+    return int(words[0])
 
 
 def simulate(

@@ -12,7 +12,7 @@ from bench.cli import options
 from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
-    from bench.execute.report import Tolerance, VerifyReport
+    from bench.execute.report import VerifyReport
     from bench.execute.train import StepRecord
     from bench.trial import Trial
 

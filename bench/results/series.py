@@ -12,8 +12,8 @@ from bench.trial import SERIES, Series, SeriesName, Trial, series_digest
 def put_series(directory: Path, trial: Trial) -> Trial:
     """Writes the trial's series below `directory`; the trial that its record holds, without them but with their names.
 
-    Columns of unequal length (a run that broke off) are filled up with nothing. Raises OSError, and BadInput for a trial
-    whose series were left behind elsewhere.
+    Columns of unequal length (a run that broke off) are filled up with nothing. Raises OSError, and BadInput for a
+    trial whose series were left behind elsewhere.
     """
     for one in trial.series.values():
         if not (directory / one.file).exists():

@@ -11,6 +11,7 @@ from bench.errors import BadInput
 MAX_HZ = 1000.0
 GIVE_UP_AFTER = 3  # failures of a reading in a row
 STOP_S = 5.0
+MAX_REASON_CHARS = 160
 
 
 class Probe(NamedTuple):
@@ -142,7 +143,7 @@ class Sampler:
             if self._failures[number] >= GIVE_UP_AFTER:
                 since = f"after {now - self._begun:.3g} s: " if len(self.samples) else ""
                 reason = f"{since}{type(error).__name__}: {error}"
-                self.samples.absent.update(dict.fromkeys(probe.fields, " ".join(reason.split())))
+                self.samples.absent.update(dict.fromkeys(probe.fields, " ".join(reason.split())[:MAX_REASON_CHARS]))
             return {}
         self._failures[number] = 0
         return found

@@ -1,0 +1,116 @@
+"""Verbs and views that say why: `tune`, and the planner's reasons in `plan`."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.cli import options
+from bench.cli.options import PairsCommand
+
+if TYPE_CHECKING:
+    from bench.tune import Candidate, TuneResult
+
+SHOWN_CANDIDATES = 12
+GIB = 2**30
+
+
+def add_verbs(app: typer.Typer) -> None:
+    example = "moebench tune ep --model gpt-oss-120b --cluster h800x16 --seq-len 8192 --layout recompute=full"
+    app.command("tune", cls=PairsCommand, epilog=f"Example: {example}")(tune)
+
+
+def tune(
+    system: options.System_,
+    model: options.Model_,
+    cluster: options.Cluster_,
+    seq_len: options.SeqLen,
+    global_batch_tokens: options.Batch = None,
+    layout: options.Layout_ = None,
+    dtype: options.Dtype = "bf16",
+    routing: options.Routing_ = "balanced",
+    seed: options.Seed = 0,
+    assumptions: options.AssumptionSet = None,
+    set_: options.Setting = None,
+    budget: Annotated[int | None, typer.Option("--budget", min=1, help="Most simulations. Default: 32.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Search a system's layouts: winner, runner-up, and what was rejected and why. --layout fixes fields."""
+    from bench.cli.output import print_facts, print_json, print_table, working
+    from bench.evaluate import CostModel, tuned_trial
+    from bench.tune import DEFAULT_BUDGET
+    from bench.tune import tune as search
+
+    spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
+    costs = CostModel.named(assumptions, options.words_of(set_))
+    fixed = options.words_of(layout)
+    most = budget or DEFAULT_BUDGET
+    with working(f"tuning {system}") as advance:
+        found = search(
+            spec,
+            costs.values,
+            fixed=fixed,
+            budget=most,
+            progress=lambda done, left: advance(done, done + left, "layouts"),
+        )
+    if json:
+        print_json({**_result(found), "assumptions": costs.label, "budget": most})
+    else:
+        best = found.best
+        facts: dict[str, object] = {"winner": "nothing fits" if best is None else str(best.case.layout) or "defaults"}
+        runner_up = found.runner_up
+        facts["runner-up"] = "none" if runner_up is None else str(runner_up.layout) or "defaults"
+        facts |= {"candidates": ", ".join(f"{number} {status}" for status, number in found.counts().items())}
+        facts |= {"search": "complete" if found.complete else f"ended by its budget of {most} simulations"}
+        facts |= {"assumptions": costs.label}
+        print_facts(f"simulated: {system} for {spec.model.name} on {spec.cluster.name}", facts)
+        columns = ["layout", "status", "step s", "bound s", "memory GiB", "why"]
+        print_table("candidates", columns, [_row(each) for each in _shown(found.candidates)])
+    if found.best is None:
+        from bench.errors import BadInput
+
+        raise BadInput("layout", "tuned", tuned_trial(found, costs, fixed, most).message)
+
+
+def _shown(candidates: Sequence["Candidate"]) -> list["Candidate"]:
+    """The fastest that fit, and the first of every other status."""
+    fit = [each for each in candidates if each.status == "ok"][:SHOWN_CANDIDATES]
+    first = {each.status: each for each in reversed(candidates) if each.status != "ok"}
+    return [*fit, *first.values()]
+
+
+def _row(each: "Candidate") -> list[object]:
+    memory = None if each.peak_memory_bytes is None else round(each.peak_memory_bytes / GIB, 1)
+    return [str(each.layout) or "defaults", each.status, each.step_time_s, each.bound_s, memory, each.reason]
+
+
+def _result(found: "TuneResult") -> dict[str, Any]:
+    def plain(each: "Candidate | None") -> dict[str, Any] | None:
+        if each is None:
+            return None
+        named = ("status", "step_time_s", "bound_s", "peak_memory_bytes", "reason")
+        return {"layout": str(each.layout), **{name: getattr(each, name) for name in named}}
+
+    winner = next((each for each in found.candidates if each.status == "ok"), None)
+    return {
+        "kind": "simulated",
+        "system": found.spec.system,
+        "winner": plain(winner),
+        "runner_up": plain(found.runner_up),
+        "counts": found.counts(),
+        "complete": found.complete,
+        "candidates": [plain(each) for each in found.candidates],
+    }
+
+
+def explain_choice(explanation: Any, json: bool) -> None:
+    """Says a planner's explanation: an object with `sentences`, `tables` and `to_json`."""
+    from bench.cli.output import print_json, print_table
+
+    if json:
+        print_json(explanation.to_json())
+        return
+    for sentence in explanation.sentences():
+        typer.echo(sentence)
+    for table in explanation.tables():
+        print_table(*table)
