@@ -18,7 +18,7 @@ TRAIN := .venv/.train
 # Asking for another interpreter or torch than a stamp names makes that stamp out of date.
 changed = $(if $(1),$(if $(findstring <$(1)>,<$(shell cat $(2) 2>/dev/null)>),,changed))
 
-.PHONY: help setup setup-train reproduce-fig7 train-demo wheelhouse test test-slurm check lint types bench clean clean-venv changed
+.PHONY: help setup setup-train reproduce-fig7 check-fig7 reproduce-all publish train-demo wheelhouse test test-slurm check lint types bench clean clean-venv changed
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,26 @@ setup-train: $(TRAIN) ## add torch, megatron-core and the development tools to .
 
 reproduce-fig7: $(if $(filter run,$(BACKEND)),$(TRAIN),$(BASE)) ## simulate and draw Figure 7; EXECUTOR=slurm BACKEND=run elsewhere
 	@$(if $(EXECUTOR)$(BACKEND),$(BIN)/moebench sweep fig7 --executor $(or $(EXECUTOR),inprocess) --backend $(or $(BACKEND),simulate) --out out $(ARGS),$(BIN)/moebench figure fig7 $(ARGS))
+
+check-fig7: $(BASE) ## simulate Figure 7 anew and compare it with the published one, cell by cell
+	@$(BIN)/moebench figure fig7 --check $(ARGS)
+
+# What needs no GPU and no torch, the short ones first.
+FIGURES := split top-k virtual-stages ep-size batch nodes fig7 sensitivity regimes scaling
+reproduce-all: $(BASE) ## every simulated figure, and the table of claims
+	@for name in $(FIGURES); do $(BIN)/moebench figure $$name $(ARGS) || exit 1; done
+	@$(BIN)/moebench claims $(ARGS)
+
+# Trials and table of what the README states. Old trials go first: only one code's results are published.
+PUBLISHED := results/published
+publish: $(BASE) ## for maintainers: publish Figure 7 and what the claims rest on, and write the README's table
+	@rm -rf $(PUBLISHED)/fig7 $(PUBLISHED)/virtual-stages $(PUBLISHED)/datasheet
+	@for name in fig7 virtual-stages; do \
+		$(BIN)/moebench figure $$name --results $(PUBLISHED)/$$name --out $(PUBLISHED)/$$name $(ARGS) || exit 1; \
+		$(BIN)/moebench figure $$name --assumptions datasheet --results $(PUBLISHED)/datasheet/$$name \
+			--out $(PUBLISHED)/datasheet/$$name $(ARGS) || exit 1; \
+	done
+	@$(BIN)/moebench claims --published --into README.md
 
 wheelhouse: ## collect wheels for hosts without a network, for PYTHON=3.12 say
 	@sh tools/wheelhouse.sh "$(PYTHON)"

@@ -1,8 +1,9 @@
 """A figure's published table, and whether a fresh one says the same."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import BadInput
 from bench.results import PUBLISHED
@@ -52,5 +53,5 @@ def differences(fresh: "DataFrame", published: "DataFrame") -> list[str]:
     return found
 
 
-def _key(row: dict[str, object]) -> tuple[object, ...]:
+def _key(row: Mapping[Any, Any]) -> tuple[object, ...]:
     return tuple(row.get(name) for name in KEY)

@@ -12,7 +12,6 @@ from bench.case import CaseSpec, Workload
 from bench.clusters import Cluster, get_cluster
 from bench.evaluate import CostModel
 from bench.models import Model, get_model
-from bench.results import PUBLISHED, Store
 from bench.trial import Trial
 from experiments import Evidence, Request, Table
 from experiments._sweep import sweep
@@ -96,10 +95,10 @@ def _cluster(point: Point) -> Cluster:
 
 def run(request: Request) -> Evidence:
     """Simulates the cells that are missing. A cell where one side does not fit is a result; errors are failures."""
-    store = Store(request.results, also=[PUBLISHED])
+    store = request.store()
     wanted = specs(request.quick)
     budget = QUICK_BUDGET if request.quick else BUDGET
-    model = CostModel.named()
+    model = CostModel.named(request.assumptions)
     trials = dict(zip(wanted, sweep(wanted, model, store, request.progress, budget=budget), strict=True))
     return evidence(trials, maps(request.quick), model.label)
 

@@ -8,7 +8,7 @@ from bench.case import CaseSpec, Workload
 from bench.clusters import get_cluster
 from bench.evaluate import CostModel
 from bench.models import get_model
-from bench.results import PUBLISHED, Store, frame
+from bench.results import frame
 from bench.trial import Trial
 from experiments import Evidence, Request, Table
 from experiments._sweep import sweep
@@ -45,8 +45,8 @@ def _spec(model: str, num_nodes: int, mode: str, system: str) -> CaseSpec:
 
 def run(request: Request) -> Evidence:
     """Simulates the cells that are missing. Cells that do not fit in memory are results; errors are failures."""
-    store = Store(request.results, also=[PUBLISHED])
-    return evidence(sweep(specs(request.quick), CostModel.named(), store, request.progress))
+    store = request.store()
+    return evidence(sweep(specs(request.quick), CostModel.named(request.assumptions), store, request.progress))
 
 
 def evidence(trials: list[Trial]) -> Evidence:

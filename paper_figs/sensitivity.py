@@ -133,8 +133,9 @@ def _legend(figure: "Figure") -> None:
 
 
 def _caption(cells: "DataFrame", ours: str, baseline: str) -> str:
+    sources, assumptions = sorted(set(cells["source"])), sorted(set(cells["assumptions"]))
     return (
-        f"{' and '.join(sorted(set(cells['source'])))}; "
-        f"assumptions: {', '.join(sorted(set(cells['assumptions'])))}, one changed at a time; layouts held at those found under the default. The {MAX_ROWS} that move most are shown. "
+        f"{' and '.join(sources)}; assumptions: {', '.join(assumptions)}, one changed at a time; layouts held at those "
+        f"found under the default. The {MAX_ROWS} that move most are shown. "
         f"Throughput of {ours} over {baseline}, and over the overlap system that is fastest in the cell."
     )

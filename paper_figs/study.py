@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import BadInput
 from paper_figs.style import (
@@ -105,7 +105,12 @@ def _rates(ax: "Axes", cells: "DataFrame", systems: list[str]) -> None:
     for position, system in enumerate(systems):
         rows = cells[cells["system"] == system].sort_values("x")
         ran = rows[rows["status"] == "ok"]
-        how = {"color": colours[system], "markeredgecolor": INK, "markeredgewidth": 0.3, "markersize": 4}
+        how: dict[str, Any] = {
+            "color": colours[system],
+            "markeredgecolor": INK,
+            "markeredgewidth": 0.3,
+            "markersize": 4,
+        }
         ax.plot(ran["x"].tolist(), (ran[RATE] / 1e3).tolist(), marker=marker(system, position), label=system, **how)
         without = rows.loc[rows["status"] != "ok", "x"].tolist()
         height = 0.03 + 0.05 * position  # of the panel: crosses of several systems do not hide each other

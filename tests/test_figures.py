@@ -130,6 +130,34 @@ def test_a_cell_that_did_not_run_is_hatched_and_says_why(missing_gib: float, sta
     assert (1.0, 1.3) not in [(round(m), h) for m, h in bars(figure.axes[0])["disagmoe"]]
 
 
+def test_a_search_that_was_broken_off_is_not_said_to_prove_anything() -> None:
+    table = frame()
+    table["search_budget"] = [32.0 if row == 3 else float("nan") for row in range(len(table))]
+    said = texts(fig7.draw(table))
+    assert "no layout found in 32" in said
+    assert not [text for text in said if text.startswith("needs")]
+    assert any("others were not tried" in text for text in said)
+
+
+def test_factors_over_the_baseline_and_over_the_fastest_overlap_system() -> None:
+    rates = {"ep": 1000.0, "tutel": 1250.0, "comet": 1600.0, "disagmoe": 2000.0}
+    table = pd.DataFrame([cell("m", 4096, system, rate) for system, rate in rates.items()])
+    factors = [
+        text
+        for text in texts(fig7.draw(table, overlap=("tutel", "comet", "none")))
+        if text.endswith("\N{MULTIPLICATION SIGN}")
+    ]
+    assert sorted(factors) == ["1.25\N{MULTIPLICATION SIGN}", "2.00\N{MULTIPLICATION SIGN}"]
+
+
+def test_with_many_systems_a_model_has_a_row_of_its_own() -> None:
+    table = pd.DataFrame([cell(m, s, x, 1000.0) for m in MODELS for s in LENGTHS for x in SYSTEM_COLOURS])
+    axes = fig7.draw(table).axes
+    assert len({round(ax.get_position().x0, 6) for ax in axes}) == 1
+    tops = [(ax.get_position().y0, ax.get_position().y1) for ax in axes]
+    assert all(lower[1] < upper[0] for upper, lower in itertools.pairwise(tops))
+
+
 def test_nothing_ran() -> None:
     table = pd.DataFrame([cell("m", 4096, system, None) for system in ("ep", "disagmoe")])
     assert texts(fig7.draw(table)).count("needs +13 GiB") == 2

@@ -1,6 +1,9 @@
 """`moebench figure`: runs what a figure is missing, keeps the trials, draws it, and says what came out."""
 
 import importlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,24 +29,26 @@ def figure(
     assumptions: options.AssumptionSet = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Take no published trial, and compare the outcome with the published one."),
+        typer.Option("--check", help="Run all of it anew (without --results) and compare it with what is published."),
     ] = False,
     json: options.Json = False,
 ) -> None:
     """Draw a figure: run what is missing, write trials, and draw PDF, PNG and CSV. Exit code 1 where a check fails."""
     from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
     from bench.cli.output import print_json, print_table, require_folder, working
+    from bench.errors import BadInput
     from bench.results import LOCAL
     from experiments import Request, get_experiment
     from experiments._published import differences, published_table
 
     experiment = get_experiment(name)
+    if assumptions is not None and "(simulated)" not in experiment.SUMMARY:
+        raise BadInput("assumptions", assumptions, f"none: {name} is measured")
     get_assumptions(assumptions or DEFAULT_ASSUMPTIONS)
-    kept = LOCAL if results is None else results
-    require_folder("results", kept)
     require_folder("out", out)
     published = published_table(name) if check else None
-    with working(name) as advance:
+    with _kept(LOCAL if results is None and not check else results) as kept, working(name) as advance:
+        require_folder("results", kept)
         evidence = experiment.run(Request(kept, quick, advance, fresh=check, assumptions=assumptions))
     files = draw(name, evidence, out)
     failures = list(evidence.failures)
@@ -54,13 +59,24 @@ def figure(
     else:
         for table in evidence.tables:
             print_table(table.title, table.columns, table.rows)
-        typer.echo(f"wrote {', '.join(str(path) for path in files)}; trials in {kept}")
+        where = f"; trials in {kept}" if kept.exists() else ""
+        typer.echo(f"wrote {', '.join(str(path) for path in files)}{where}")
         if published is not None and not failures:
             typer.echo(f"{name}: the same as published, cell by cell")
     for failure in failures:
         typer.echo(f"moebench: failed: {failure}", err=True)
     if failures:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _kept(folder: Path | None) -> Iterator[Path]:
+    """The folder for trials; for none given, one that is gone afterwards."""
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="moebench-check-") as temporary:
+        yield Path(temporary)
 
 
 def draw(name: str, evidence: "Evidence", out: Path) -> list[Path]:

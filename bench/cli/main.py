@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from bench.cli import (
     choosing,
+    claims,
     comparing,
     doctor,
     figures,
@@ -106,7 +107,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (listing, planning, choosing, roofline, training, comparing, figures, tracing, sweep, results_cmd, doctor):
+for group in (
+    listing,
+    planning,
+    choosing,
+    roofline,
+    training,
+    comparing,
+    figures,
+    claims,
+    tracing,
+    sweep,
+    results_cmd,
+    doctor,
+):
     group.add_verbs(app)
 
 
