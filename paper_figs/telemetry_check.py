@@ -60,7 +60,7 @@ def _draw_load(ax: "Axes", load: "DataFrame", joules: Mapping[str, float | None]
     ax.text(0.02, 0.03, "\n".join(lines), transform=ax.transAxes, fontsize=SMALL_PT, color=MUTED, va="bottom")
     ax.set_title("a load that comes and goes", loc="left", pad=4)
     ax.set_xlabel("time (s)")
-    ax.legend(loc="upper right", fontsize=SMALL_PT)
+    ax.legend(loc="upper left", fontsize=SMALL_PT)
 
 
 def _draw_run(ax: "Axes", trial: "Trial") -> None:

@@ -115,7 +115,7 @@ def _show_end(trial: "Trial") -> None:
         f"measured: {trial.status}",
         {
             "loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else None,
-            "tokens/s (median after the first step)": trial.metrics.get("tokens_per_s"),
+            "tokens/s (median of the steady window)": trial.metrics.get("tokens_per_s"),
             "load imbalance (fullest rank over mean)": trial.metrics.get("load_imbalance"),
         },
     )
