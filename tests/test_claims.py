@@ -85,6 +85,11 @@ def test_cells_where_one_side_does_not_fit_are_counted_apart() -> None:
     assert found.value == "1.60x to 1.80x over 2 cells, 1 where one side has no layout"
 
 
+def test_a_cell_without_a_trial_of_one_side_says_nothing() -> None:
+    ground = Ground([*cells([1.6, 1.8]).throughput, trial("ep", 16384, 100.0)], [])
+    assert judge(claim("over-megatron"), "x", ground).value == "1.60x to 1.80x over 2 cells"
+
+
 @pytest.mark.parametrize(
     ("ranks", "verdict"), [([(4, 8), (8, 8), (16, 8)], "comes out"), ([(8, 8), (8, 8)], "does not"), ([], "no trials")]
 )

@@ -1,5 +1,6 @@
 """What all systems share whose GPUs hold attention and experts both: stages, their layers, and the ends of a chunk."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -68,24 +69,24 @@ class Stage:
         return self.at.moves_on(layers.stop - 1) and self.routed(layers.stop - 1)
 
 
-class Colocated:
+class Colocated(ABC):
     """Base of systems with `pp` stages of `ep` ranks, `vpp` chunks each; `work` gives a stage's streams."""
 
     name = ""
     traits: tuple[str, ...] = ()
     fields = frozenset({"mbs", "replicas", "ep", "pp", "vpp", "copies", "recompute", "shard_state"})
 
+    @abstractmethod
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
         """Queues by stream of stage `number`, without the end of the step."""
-        raise NotImplementedError(f"{type(self).__name__} has to say what a stage does")
 
     def stage_of(self, chunk: int, pp: int) -> int:
         """The stage that holds a chunk of layers."""
         return chunk % pp
 
+    @abstractmethod
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
         """Chunks of forward work that a stage has done before its first backward begins."""
-        raise NotImplementedError(f"{type(self).__name__} has to say what is in flight")
 
     def in_flight(self, case: Case) -> dict[str, float]:
         layout, placement = case.layout, self.placement(case)

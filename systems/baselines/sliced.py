@@ -3,6 +3,7 @@
 Nothing overlaps beyond the layer: what follows it in the compute stream needs all slices.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,13 +27,13 @@ class Sliced(ExpertParallel):
 
     fields = ExpertParallel.fields | {"chunks"}
 
+    @abstractmethod
     def layer(self, stage: Stage, turn: Turn, layer: int, chunks: int) -> SlicedLayer:
         """One layer of a turn."""
-        raise NotImplementedError(f"{type(self).__name__} has to say in which order slices go")
 
+    @abstractmethod
     def streams(self, layer: SlicedLayer) -> dict[str, list[Action]]:
         """A layer's transfers by stream."""
-        raise NotImplementedError(f"{type(self).__name__} has to say which streams it has")
 
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
         layout = case.layout
