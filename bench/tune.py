@@ -27,7 +27,7 @@ from bench.predict import Prediction, costs_of, does_not_fit, predict
 from bench.program import Held
 from bench.system import KnowsInFlight, KnowsSeeds, get_system
 
-DEFAULT_BUDGET = 32
+DEFAULT_BUDGET = 16
 MAX_DISTANCE = 2
 
 Status = Literal["ok", "infeasible", "refused", "bound", "budget"]

@@ -119,7 +119,9 @@ def said(trial: Trial) -> str:
     """For a cell without a step, why: a search that was broken off is no proof that nothing fits."""
     if trial.status == "infeasible" and not trial.search.get("complete", True):
         return f"no layout found in {trial.search.get('budget')}"
-    return "does not fit" if trial.status == "infeasible" else trial.status
+    if trial.status != "infeasible":
+        return trial.status
+    return "does not fit" if "missing_gib" in trial.metrics else "no layout possible"
 
 
 def _throughput(trials: Sequence[Trial]) -> Table:

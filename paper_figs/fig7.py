@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 NEEDED = ("model", "seq_len", "system", "status", "source", "cluster", "global_batch_tokens", "assumptions")
 RATE = "tokens_per_s_per_gpu"
 NUMBERS = (RATE, "fraction_of_bound", "mfu", "missing_gib")
+NO_LAYOUT = "no layout possible"
 BELOW = {"fraction_of_bound": "fraction of\nbound", "mfu": "MFU"}
 MAX_BESIDE = 3
 """Most systems for which panels of three models stand beside each other; with more, a model has a row of its own."""
@@ -141,10 +142,14 @@ def _note(systems: list[str], ours: str, baseline: str, others: list[str]) -> li
 
 
 def _ended(cells: "DataFrame") -> list[str]:
-    """What a broken-off search means, where there is one."""
-    if not cells.loc[cells["status"] != "ok", "search_budget"].notna().any():
-        return []
-    return ["No layout found in N: none of the N that were simulated fits, and others were not tried."]
+    """What the words of cells without a bar mean, of those that are there."""
+    reasons = {_reason(cell) for _, cell in cells[cells["status"] != "ok"].iterrows()}
+    found = []
+    if any(reason.startswith("no layout found") for reason in reasons):
+        found.append("No layout found in N: none of the N that were simulated fits, and others were not tried.")
+    if NO_LAYOUT in reasons:
+        found.append("No layout possible: the system has none for so few sequences.")
+    return found
 
 
 def _failures(cells: "DataFrame") -> list[str]:
@@ -245,7 +250,7 @@ def _reason(cell: "Series[Any]") -> str:
     if not math.isnan(cell["search_budget"]):
         return f"no layout found in {cell['search_budget']:.0f}"
     if math.isnan(cell["missing_gib"]):
-        return str(cell["status"])
+        return NO_LAYOUT if cell["status"] == "infeasible" else str(cell["status"])
     return f"needs +{cell['missing_gib']:.{0 if cell['missing_gib'] >= 1 else 2}f} GiB"
 
 

@@ -117,7 +117,12 @@ def test_factors_stand_where_both_ran() -> None:
 
 @pytest.mark.parametrize(
     ("missing_gib", "status", "said"),
-    [(13.2, "infeasible", "needs +13 GiB"), (0.25, "infeasible", "needs +0.25 GiB"), (float("nan"), "error", "error")],
+    [
+        (13.2, "infeasible", "needs +13 GiB"),
+        (0.25, "infeasible", "needs +0.25 GiB"),
+        (float("nan"), "error", "error"),
+        (float("nan"), "infeasible", "no layout possible"),
+    ],
 )
 def test_a_cell_that_did_not_run_is_hatched_and_says_why(missing_gib: float, status: str, said: str) -> None:
     table = frame()

@@ -32,7 +32,7 @@ def tune(
     seed: options.Seed = 0,
     assumptions: options.AssumptionSet = None,
     set_: options.Setting = None,
-    budget: Annotated[int | None, typer.Option("--budget", min=1, help="Most simulations. Default: 32.")] = None,
+    budget: Annotated[int | None, typer.Option("--budget", min=1, help="Most simulations. Default: 16.")] = None,
     json: options.Json = False,
 ) -> None:
     """Search a system's layouts: winner, runner-up, and what was rejected and why. --layout fixes fields."""
