@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import BadInput, from_pydantic, unknown
 
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 

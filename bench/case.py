@@ -18,6 +18,7 @@ from bench.models import Model
 from bench.placement import Placement
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
+MAX_MICROBATCHES = 1 << 14
 
 
 class _Frozen(BaseModel):
@@ -221,6 +222,10 @@ def batch(case: Case, data_ranks: int, replica_size: int) -> Batch:
             case.workload.global_batch_tokens,
             f"a multiple of replicas x data ranks x mbs x seq_len = {per_round * case.workload.seq_len}",
         )
+    if sequences // per_round > MAX_MICROBATCHES:
+        most = MAX_MICROBATCHES * per_round * case.workload.seq_len
+        allowed = f"at most {MAX_MICROBATCHES} micro-batches: {most} tokens for this layout"
+        raise BadInput("workload.global_batch_tokens", case.workload.global_batch_tokens, allowed)
     return Batch(
         num_replicas=num_replicas,
         num_microbatches=sequences // per_round,

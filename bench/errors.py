@@ -28,7 +28,7 @@ class BadInput(ValueError):  # noqa: N818 - named for what it says of the input
         shown = repr(self.value)
         if len(shown) > MAX_VALUE_CHARS:
             shown = shown[: MAX_VALUE_CHARS - 3] + "..."
-        return f"{self.field}: {' '.join(shown.split())} is not valid; allowed: {self.allowed}"
+        return f"{' '.join(self.field.split())}: {' '.join(shown.split())} is not valid; allowed: {self.allowed}"
 
 
 def unknown(field: str, value: object, known: Iterable[str]) -> BadInput:

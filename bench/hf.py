@@ -231,7 +231,7 @@ def _windows(config: Config) -> tuple[int, ...]:
     types = config.items_of("layer_types", ["sliding_attention", "full_attention"])
     known = {"sliding_attention": window, "full_attention": 0}
     for kind in types:
-        if kind not in known:
+        if not isinstance(kind, str) or kind not in known:
             raise unknown("config.layer_types", kind, known)
     pattern = tuple(known[kind] for kind in types)
     for period in range(1, len(pattern) + 1):

@@ -8,7 +8,7 @@ either name the file's line: of a text the line of the action, of a Python file 
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -153,6 +153,8 @@ class PythonFile:
         self.source = source
         self.name = str(source.system.name)
         self.summary = str(source.system.summary)
+        if isinstance(source.system.fields, str) or not isinstance(source.system.fields, Iterable):
+            raise BadInput(f"{source.name}: fields", source.system.fields, "names of layout fields")
         self.fields = frozenset(source.system.fields)
         self.fault: BadInput | None = None
         unknown = sorted(self.fields - Layout.model_fields.keys())
@@ -161,7 +163,10 @@ class PythonFile:
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         with self.source.blamed():
-            yield from self.source.system.space(spec)
+            for layout in self.source.system.space(spec):
+                if not isinstance(layout, Layout):
+                    raise BadInput(f"{self.source.name}: space", layout, "a Layout")
+                yield layout
 
     def placement(self, case: Case) -> Placement:
         return self._of_kind(Placement, self.source.system.placement, case)

@@ -234,12 +234,12 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     """
     system = get_system(case.system)
     in_flight = system.in_flight(case) if isinstance(system, KnowsInFlight) else {}
-    kept = _kept_bytes(placement, costs)
+    kept = kept_bytes(placement, costs)
     return max(costs.static_bytes(name) + in_flight.get(name, 1.0) * held for name, held in kept.items())
 
 
 @lru_cache(maxsize=256)
-def _kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
+def kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
     """For each group, what the forwards of one micro-batch keep."""
     kept = {group.name: 0.0 for group in placement.groups}
     counted = census(costs.case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)

@@ -19,5 +19,5 @@ NUM_RANKS = 8
 def pool() -> Iterator[RankPool]:
     """Ranks on the CPU that all tests share; they start when a test first asks for them."""
     pytest.importorskip("torch")
-    with RankPool(NUM_RANKS, timeout_s=60) as shared:
+    with RankPool(NUM_RANKS, timeout_s=240) as shared:
         yield shared

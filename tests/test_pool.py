@@ -26,7 +26,7 @@ NUM_RANKS = 3
 @pytest.fixture(scope="module")
 def own_pool() -> Iterator[RankPool]:
     """Not the shared one: these tests break it."""
-    with RankPool(NUM_RANKS, timeout_s=60) as pool:
+    with RankPool(NUM_RANKS, timeout_s=240) as pool:
         yield pool
 
 

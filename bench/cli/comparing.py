@@ -54,7 +54,7 @@ def compare(
     seed: options.Seed = 0,
     assumptions: options.AssumptionSet = None,
     set_: options.Setting = None,
-    budget: Annotated[int, _number("--budget", "Layouts to simulate for each system.")] = 32,
+    budget: Annotated[int, _number("--budget", "Layouts to simulate for each system.")] = 16,
     run: Annotated[bool, typer.Option("--run", help="Verify and run each on this machine as well.")] = False,
     ranks: options.Ranks = 4,
     device: options.Device = "cpu",
@@ -75,10 +75,11 @@ def compare(
     from bench.evaluate import CostModel
     from bench.results import LOCAL, Store
 
-    if budget < 1:
-        from bench.errors import BadInput
+    for name, number in (("budget", budget), ("steps", steps)):
+        if number < 1:
+            from bench.errors import BadInput
 
-        raise BadInput("budget", budget, "at least 1")
+            raise BadInput(name, number, "at least 1")
     kept = LOCAL if results is None else results
     require_folder("results", kept)
     require_folder("out", out)

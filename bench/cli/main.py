@@ -55,9 +55,13 @@ class OneLineErrors(TyperGroup):
                 _refuse(str(error), getattr(error, "grid", ""))
             except UsageError as error:
                 _refuse(_usage_line(error))
+            except OSError as error:
+                _refuse(str(BadInput("file", error.filename, error.strerror or str(error))))
             except typer.Abort:
                 _say("stopped")
                 sys.exit(EXIT_STOPPED)
+        if code == EXIT_STOPPED:
+            _say("stopped")
         sys.exit(code if isinstance(code, int) else 0)
 
 

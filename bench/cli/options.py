@@ -269,8 +269,14 @@ def run_case(
     seed: int,
     pairs: list[str] | None,
     cluster_name: str | None = None,
+    *,
+    with_reference: bool = False,
 ) -> "Case":
-    """The case that `run`, `verify` and an executed trace have in common. Raises BadInput."""
+    """The case that `run`, `verify` and an executed trace have in common. Raises BadInput.
+
+    `with_reference` says that the whole model is needed in one process as well, to compare with.
+    """
+    from bench.fits import require_fits_here
     from bench.models import get_model
     from bench.system import get_system
 
@@ -280,7 +286,9 @@ def run_case(
     if batch_tokens is None:
         one_sequence = spec_of(system, model, cluster, seq_len, seq_len, dtype, routing, seed).with_layout(layout)
         batch_tokens = _default_batch_tokens(one_sequence, ranks)
-    return spec_of(system, model, cluster, seq_len, batch_tokens, dtype, routing, seed).with_layout(layout)
+    case = spec_of(system, model, cluster, seq_len, batch_tokens, dtype, routing, seed).with_layout(layout)
+    require_fits_here(case, with_reference=with_reference)
+    return case
 
 
 def _default_batch_tokens(case: "Case", ranks: int) -> int:

@@ -112,11 +112,11 @@ def _first_length(seq_len: int | None, schedule: str | None) -> int:
     from bench.errors import BadInput
 
     if (seq_len is None) == (schedule is None):
-        raise BadInput("--seq-len", seq_len, "a number of tokens, or --seq-len-schedule instead of it")
+        raise BadInput("--seq-len", seq_len, "a value: a number of tokens, or --seq-len-schedule instead of it")
     if seq_len is not None:
         return seq_len
     words = re.split("[:@,]", schedule or "")
-    if not words[0].strip().isdigit() or int(words[0]) < 1:
+    if not re.fullmatch(r"\s*[1-9][0-9]{0,8}\s*", words[0], re.ASCII):
         raise BadInput("--seq-len-schedule", schedule, "lengths with steps (4096:2000,16384:500) or shares (4096@0.8)")
     return int(words[0])
 

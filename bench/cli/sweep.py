@@ -90,6 +90,10 @@ def sweep(
         "jobs": jobs,
         "setup": _lines(setup),
     }
+    if steps < 1:
+        from bench.errors import BadInput
+
+        raise BadInput("steps", steps, "at least 1")
     chosen = load(site, given)
     kept = LOCAL if results is None else results
     require_folder("results", kept)

@@ -152,7 +152,18 @@ def verify(
     from bench.execute.verify import verify as verify_case
 
     case = options.run_case(
-        system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout, cluster
+        system,
+        model,
+        ranks,
+        device,
+        seq_len,
+        global_batch_tokens,
+        dtype,
+        routing,
+        seed,
+        layout,
+        cluster,
+        with_reference=True,
     )
     corpus, allowed = options.corpus_of(data), _gradient_tolerance(tolerance)
     with RankPool(ranks, options.device_of(device)) as pool:

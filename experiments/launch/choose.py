@@ -1,7 +1,7 @@
 """From an experiment to tasks: its specs, those that are asked for, their layouts and their repeats."""
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,12 @@ def specs_of(experiment: str, quick: bool) -> list[CaseSpec]:
     module = _file(Path(experiment)) if experiment.endswith(".py") else get_experiment(experiment)
     if not hasattr(module, "specs"):
         raise unknown("experiment", experiment, [name for name in names() if hasattr(get_experiment(name), "specs")])
-    return list(dict.fromkeys(module.specs(quick)))
+    found = module.specs(quick)
+    specs = list(found) if isinstance(found, Iterable) else [found]
+    wrong = next((spec for spec in specs if not isinstance(spec, CaseSpec)), None)
+    if wrong is not None:
+        raise BadInput(f"{experiment}: specs", wrong, "a list of CaseSpec or Case")
+    return list(dict.fromkeys(specs))
 
 
 def _file(path: Path) -> Any:

@@ -1,0 +1,37 @@
+"""Whether a run can fit on the machine it is to run on, before any process is started."""
+
+from bench.assumptions import get_assumptions
+from bench.case import Case, batch_of
+from bench.errors import BadInput
+from bench.flops import num_parameters
+from bench.predict import GIB, costs_of
+from bench.system import get_system
+from bench.tune import kept_bytes, least_bytes
+
+REFERENCE_BYTES = 16  # a parameter of the reference: weight, gradient and two moments in fp32
+
+
+def require_fits_here(case: Case, *, with_reference: bool) -> None:
+    """Raises BadInput where the ranks of `case` need more than there is: the host's free memory, or a GPU's.
+
+    What is counted is a lower bound: weights, gradients, optimizer state, and what one micro-batch's forward keeps.
+
+    Args:
+        with_reference: the whole model in one process as well, to compare with.
+    """
+    placement = get_system(case.system).placement(case)
+    costs = costs_of(case, placement, get_assumptions())
+    if case.cluster.name != "cpu":
+        least, there = least_bytes(case, placement, costs), float(case.cluster.gpu.memory_bytes)
+        where = "a GPU"
+    else:
+        import psutil
+
+        kept = kept_bytes(placement, costs)
+        of_replica = sum(group.size * (costs.static_bytes(group.name) + kept[group.name]) for group in placement.groups)
+        least = batch_of(case, placement).num_replicas * of_replica
+        least += REFERENCE_BYTES * num_parameters(case.model)[0] if with_reference else 0
+        there, where = float(psutil.virtual_memory().available), "this machine, free"
+    if least > there:
+        allowed = f"at most the {there / GIB:.1f} GiB of {where}; this needs {least / GIB:.1f} GiB or more"
+        raise BadInput("memory", f"{case.system} for {case.model.name}", allowed)
