@@ -14,7 +14,7 @@ HOST_FIELDS = (
 def host_probes() -> tuple[list[Probe], dict[str, str]]:
     """Probes, and what cannot be read with the reason. Counters count from the process's start."""
     try:
-        import psutil  # type: ignore[import-untyped]
+        import psutil
     except ImportError as error:
         return [], dict.fromkeys(HOST_FIELDS, f"psutil: {error}")
     process = psutil.Process()
