@@ -351,7 +351,7 @@ def test_the_training_demo_holds(here: Path) -> None:
     facts = call_json("figure", "train-demo", "--quick", "--out", "drawn")
     assert facts["failures"] == []
     assert sorted(path.name for path in (here / "drawn").iterdir()) == [
-        f"train-demo.{end}" for end in ("csv", "pdf", "png")
+        f"train-demo-quick.{end}" for end in ("csv", "pdf", "png")
     ]
     assert len(list((here / "results" / "local").glob("*.json"))) == 3
 

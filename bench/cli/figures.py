@@ -50,7 +50,7 @@ def figure(
     with _kept(LOCAL if results is None and not check else results) as kept, working(name) as advance:
         require_folder("results", kept)
         evidence = experiment.run(Request(kept, quick, advance, fresh=check, assumptions=assumptions))
-    files = draw(name, evidence, out)
+    files = draw(name, evidence, out, f"{name}-quick" if quick else name)
     failures = list(evidence.failures)
     if published is not None:
         failures += differences(evidence.data, published)
@@ -60,6 +60,8 @@ def figure(
         for table in evidence.tables:
             print_table(table.title, table.columns, table.rows)
         where = f"; trials in {kept}" if kept.exists() else ""
+        if quick:
+            typer.echo("quick: a few cells, steps and layouts, to see that it works; not a result")
         typer.echo(f"wrote {', '.join(str(path) for path in files)}{where}")
         if published is not None and not failures:
             typer.echo(f"{name}: the same as published, cell by cell")
@@ -79,16 +81,16 @@ def _kept(folder: Path | None) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def draw(name: str, evidence: "Evidence", out: Path) -> list[Path]:
-    """Writes the figure's PDF and PNG, and a CSV file of what is drawn."""
+def draw(name: str, evidence: "Evidence", out: Path, stem: str | None = None) -> list[Path]:
+    """Writes the figure's PDF and PNG, and a CSV file of what is drawn, named `stem` (default: the figure's name)."""
     from bench.errors import BadInput
     from paper_figs.style import save
 
     module = evidence.figure or name.replace("-", "_")
     drawing = importlib.import_module(f"paper_figs.{module}").draw(**evidence.drawn)
-    table = out / f"{name}.csv"
+    table = out / f"{stem or name}.csv"
     try:
-        files = [*save(drawing, out, name), table]
+        files = [*save(drawing, out, stem or name), table]
         table.write_text(evidence.data.to_csv(index=False, lineterminator="\n"), encoding="utf-8")
     except OSError as error:
         raise BadInput("out", str(out), f"a directory that can be written ({error.strerror})") from None

@@ -276,6 +276,7 @@ def run_case(
 
     `with_reference` says that the whole model is needed in one process as well, to compare with.
     """
+    from bench.execute.support import require_supported
     from bench.fits import require_fits_here
     from bench.models import get_model
     from bench.system import get_system
@@ -287,6 +288,7 @@ def run_case(
         one_sequence = spec_of(system, model, cluster, seq_len, seq_len, dtype, routing, seed).with_layout(layout)
         batch_tokens = _default_batch_tokens(one_sequence, ranks)
     case = spec_of(system, model, cluster, seq_len, batch_tokens, dtype, routing, seed).with_layout(layout)
+    require_supported(case.model)
     require_fits_here(case, with_reference=with_reference)
     return case
 
