@@ -68,6 +68,14 @@ def lower(plan: Plan, model: Model) -> Program:
     )
 
 
+def parse_program(text: str) -> Program:
+    """From `Program.to_text`. Raises BadInput."""
+    head, _, rest = text.partition("\n")
+    if not head.startswith("model "):
+        raise BadInput("program text", head[:60], "a line 'model {...}', then the text of a plan")
+    return lower(Plan.parse(rest), Model.parse(head.removeprefix("model ")))
+
+
 class _Transfers(NamedTuple):
     """The transfers of one queue: their places, and for each distinct one (micro-batch aside) its two ends."""
 

@@ -4,6 +4,7 @@ Operations belong to groups; rank i of a group runs operation k of its queues on
 of one length, in queue order, so a program of a million operations costs megabytes and no Python objects.
 """
 
+import json
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -100,7 +101,12 @@ class Program:
                 return f"{name} recv {action} <- {groups[self.peer[k]].name}"
         return f"{name} {action}"
 
+    def to_text(self) -> str:
+        """What the program was lowered from: its model, then its plan. `bench.lower.parse_program` is the inverse."""
+        return f"model {json.dumps(json.loads(self.model.to_text()))}\n{self.plan}"
+
     def __str__(self) -> str:
+        """For people: every operation with what it waits for."""
         lines = []
         for q, (group, stream) in enumerate(self.queues):
             lines.append(f"queue {group} {stream}")
