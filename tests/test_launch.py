@@ -558,7 +558,11 @@ def test_work_of_a_dead_process_is_taken_over_and_not_for_ever(ledger: Ledger) -
 
 
 def launch(results: Path, *options: str, cases: int = 4, **env: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", "from bench.cli import main; main()", "sweep", str(TINY), "--results", str(results)]
+    # A shell that runs the tests in its background has its children ignore Ctrl-C.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom bench.cli import main; main()"
+    )
+    words = [sys.executable, "-c", program, "sweep", str(TINY), "--results", str(results)]
     return subprocess.Popen(
         [*words, *options],
         cwd=ROOT,

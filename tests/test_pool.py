@@ -188,6 +188,8 @@ def test_ranks_end_with_their_parent(how: signal.Signals) -> None:
     """Also where the parent has no chance to clean up, and while ranks are busy."""
     folder = str(Path(__file__).parent)
     program = (
+        # A shell that runs the tests in its background has its children ignore Ctrl-C.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"import sys; sys.path[:0] = [{folder!r}, {str(Path(folder).parent)!r}]\n"
         "import test_pool\nfrom bench.execute.pool import RankPool\n"
         "pool = RankPool(2)\nprint(*pool.run(test_pool.pid), flush=True)\n"

@@ -27,7 +27,8 @@ app.callback()(lambda: None)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr("bench.results.PUBLISHED", tmp_path / "published")  # what is published is not of these tests
     kept = Store(tmp_path / "kept")
     kept.write(full(metrics={"tokens_per_s": 100.0}, telemetry={"verdict": "clean"}))
     kept.write(simulated(make_case("disagmoe", cluster="h800x2", attention_ranks=2)))

@@ -60,8 +60,6 @@ class OneLineErrors(TyperGroup):
             except typer.Abort:
                 _say("stopped")
                 sys.exit(EXIT_STOPPED)
-        if code == EXIT_STOPPED:
-            _say("stopped")
         sys.exit(code if isinstance(code, int) else 0)
 
 
