@@ -57,10 +57,15 @@ def require_complete(plan: Plan, graph: list[Edge]) -> None:
         if times > 1 and view(code).kind not in END_OF_STEP:
             raise _fault(plan, *_where(plan, code, 1), "once")
     microbatches = np.arange(plan.num_microbatches)
-    for code, action in sorted(base.items(), key=lambda item: (item[1].layer, item[1].pass_)):
-        for wanted in at_microbatch(np.array(code, dtype=np.int64), microbatches).tolist():
-            if wanted not in seen:
-                raise _missing(plan, view(wanted), _home(plan, action))
+    ordered = sorted(base.items(), key=lambda item: (item[1].layer, item[1].pass_))
+    missing = [
+        view(wanted)
+        for code, _ in ordered
+        for wanted in at_microbatch(np.array(code, dtype=np.int64), microbatches).tolist()
+        if wanted not in seen
+    ]
+    if missing:
+        raise _missing(plan, missing)
     for group in plan.placement.groups:
         _require_end_of_step(plan, group.name)
 
@@ -106,8 +111,30 @@ def _fault(plan: Plan, key: tuple[str, str], place: int, allowed: str) -> PlanEr
     return PlanError(f"plan: queue {key[0]} {key[1]}", str(queue[place]), allowed, grid, (queue[place],))
 
 
-def _missing(plan: Plan, action: Action, home: str | None) -> PlanError:
-    return PlanError("plan", f"{action} is missing", f"once, on group {home}", _queues_of(plan, str(home)))
+def _missing(plan: Plan, missing: list[Action]) -> PlanError:
+    """The first that is missing, with the queue where its neighbours stand."""
+    action, others = missing[0], len(missing) - 1
+    home = _home(plan, action)
+    what = f"{action} is missing" + (f", and {others} more" if others else "")
+    near = _neighbour(plan, action, str(home))
+    grid = around(*near) if near else _queues_of(plan, str(home))
+    return PlanError("plan", what, f"once, on group {home}" + (", near the marker" if near else ""), grid)
+
+
+def _neighbour(plan: Plan, action: Action, home: str) -> tuple[tuple[str, str], ActionColumn, int] | None:
+    """Where the action of its group stands that has most in common with one that is missing; None without any."""
+    best, found = 0, None
+    for key, queue in plan.queues.items():
+        if key[0] != home:
+            continue
+        columns = unpack(queue.codes)
+        # Another pass of the same part and micro-batch first, then anything of that layer and micro-batch, then others.
+        alike = 4 * ((columns.layer == action.layer) & (columns.microbatch == action.microbatch)).astype(int)
+        alike += 2 * (columns.kind == action.kind) + (columns.pass_ == action.pass_)
+        place = int(alike.argmax()) if len(alike) else 0
+        if len(alike) and alike[place] > best:
+            best, found = int(alike[place]), (key, queue, place)
+    return found
 
 
 def _queues_of(plan: Plan, group: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.action import Action, view
+from bench.action import Action, Pass, view
 from bench.case import Case
 from bench.check import PlanError, check
 from bench.lower import lower
@@ -43,6 +43,13 @@ def plan() -> Plan:
 def test_a_missing_action_is_named(plan: Plan) -> None:
     error = fault(edited(plan, ("F0", "compute"), lambda q: [a for a in q if str(a) != "expert:W2.1"]))
     assert "expert:W2.1 is missing" in str(error) and "F0" in error.grid
+    line, marker = error.grid.splitlines()
+    assert line[marker.index("^") :].startswith(("expert:B2.1", "expert:F2.1"))
+
+
+def test_how_many_are_missing_is_said(plan: Plan) -> None:
+    error = fault(edited(plan, ("F0", "compute"), lambda q: [a for a in q if a.pass_ != Pass.W]))
+    assert "is missing, and 3 more" in str(error)
 
 
 def test_a_chunk_that_is_missing_or_too_many_is_named() -> None:
