@@ -3,9 +3,10 @@
 Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory; what cannot fit is
 rejected, and what cannot beat the best step time so far is never simulated. The rest is simulated within a budget:
 first the seeds of a system that has a planner of its own and the layouts with the lowest bounds, one of each bound
-(layouts that differ in order only share one), then the neighbours of the best one, those that differ from it in one
-choice and then in two, until none is better; then the rest by their bounds. Where nothing has fitted yet, those that
-need least memory come first. Where the budget does not end the search, its answer is the optimum under the cost model.
+that fits (layouts that differ in order only share one; after one that does not fit, the next has to leave more room);
+then those near a faster one that does not fit which need less memory, and those near the best one, in one choice and
+then in two; then the rest by their bounds. Where nothing has fitted yet, those that need least memory come first. Where
+the budget does not end the search, its answer is the optimum under the cost model.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -29,6 +30,7 @@ from bench.system import KnowsInFlight, KnowsSeeds, get_system
 
 DEFAULT_BUDGET = 16
 MAX_DISTANCE = 2
+LESS_ROOM = 0.85
 
 Status = Literal["ok", "infeasible", "refused", "bound", "budget"]
 
@@ -103,6 +105,7 @@ def tune(
     best: Prediction | None = None
     while (case := search.next(best)) is not None:
         found = _simulate(case, assumptions, done)
+        search.learn(found is not None, done[-1].step_time_s)
         if found is not None and (best is None or found.metrics.step_time_s < best.metrics.step_time_s):
             best = found
         if progress is not None:
@@ -123,6 +126,10 @@ class _Open(NamedTuple):
     least_bytes: float
     case: Case
 
+    @property
+    def capacity_bytes(self) -> int:
+        return self.case.cluster.gpu.memory_bytes
+
 
 class _Search:
     """Which layout to simulate next. `left` is in the order of the time bounds."""
@@ -133,6 +140,9 @@ class _Search:
         self.seeds = seeds
         self.num_simulated = 0
         self._bounds_seen: set[float] = set()
+        self._last: _Open | None = None
+        self._tempting: tuple[float, _Open] | None = None  # step time of the fastest that does not fit, and it
+        self._room = 1.0  # share of the memory that a layout's lower bound may take to be explored
 
     def next(self, best: Prediction | None) -> Case | None:
         """None once nothing is left that may win, or the budget is spent."""
@@ -142,20 +152,48 @@ class _Search:
         hopeful = [layout for layout in self.left if layout.bound_s < limit]
         if not hopeful:
             return None
-        chosen = self._explore(hopeful)
+        chosen = self._explore(hopeful) or self._slimmer(hopeful, limit)
         if chosen is None:
             chosen = _near(hopeful, best.case.layout) if best else min(hopeful, key=lambda layout: layout.least_bytes)
         self.num_simulated += 1
-        self._bounds_seen.add(chosen.bound_s)
+        self._last = chosen
         self.left.remove(chosen)
         return chosen.case
+
+    def learn(self, fitted: bool, step_time_s: float | None) -> None:
+        """What did not fit says how far the lower bounds on memory are off: the next ones explored need more room."""
+        self._room = 1.0 if fitted else self._room * LESS_ROOM
+        if self._last is None:
+            return
+        if fitted:
+            self._bounds_seen.add(self._last.bound_s)
+        elif step_time_s is not None and (self._tempting is None or step_time_s < self._tempting[0]):
+            self._tempting = step_time_s, self._last
+
+    def _slimmer(self, hopeful: list[_Open], limit: float) -> _Open | None:
+        """Near a layout that is faster than the best but does not fit, the next that needs less memory."""
+        if self._tempting is None or self._tempting[0] >= limit:
+            return None
+        step_time_s, fat = self._tempting
+        near = [
+            layout
+            for layout in hopeful
+            if layout.least_bytes < fat.least_bytes and _distance(layout.case.layout, fat.case.layout) <= MAX_DISTANCE
+        ]
+        if not near:
+            self._tempting = None
+            return None
+        slimmer = min(near, key=lambda layout: (layout.bound_s, layout.least_bytes))
+        self._tempting = step_time_s, slimmer
+        return slimmer
 
     def _explore(self, hopeful: list[_Open]) -> _Open | None:
         """A seed, then the lowest bound that is new, for the first half of the budget."""
         if self.budget is not None and self.num_simulated >= self.budget // 2:
             return None
-        seed = next((layout for layout in hopeful if layout.case.layout in self.seeds), None)
-        return seed or next((layout for layout in hopeful if layout.bound_s not in self._bounds_seen), None)
+        roomy = [layout for layout in hopeful if layout.least_bytes <= self._room * layout.capacity_bytes]
+        seed = next((layout for layout in roomy if layout.case.layout in self.seeds), None)
+        return seed or next((layout for layout in roomy if layout.bound_s not in self._bounds_seen), None)
 
 
 def _near(hopeful: list[_Open], best: Layout) -> _Open:

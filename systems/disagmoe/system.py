@@ -53,7 +53,7 @@ class DisagMoE:
                 for mbs, recompute, shared_on, copies in product((1, 2), RECOMPUTE, shared, worthwhile_copies(spec)):
                     if sequences % (replicas * m * mbs) == 0:
                         # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
-                        for rounds, deferred in ((4, 0), (2, 2), (1, 0)):
+                        for rounds, deferred in ((4, 0), (2, 2), (2, 0), (1, 0)):
                             yield Layout.make(
                                 attention_ranks=m,
                                 expert_ranks=n,
