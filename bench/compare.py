@@ -187,7 +187,8 @@ def _possible(spec: CaseSpec) -> Iterator[Layout]:
     system = get_system(spec.system)
     seen = set()
     for choice in system.space(spec):
-        layout = choice.model_copy(update={"replicas": 1, "mbs": 1, "recompute": "none", "copies": "rank"})
+        copies = "rank" if choice.copies == "node" else choice.copies  # per node is simulated only
+        layout = choice.model_copy(update={"replicas": 1, "mbs": 1, "recompute": "none", "copies": copies})
         layout = choice if isinstance(system, WrittenPlan) else layout
         if layout not in seen and (layout.replicas or 1) == 1:
             seen.add(layout)

@@ -55,6 +55,14 @@ class KnowsSeeds(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsDefaults(Protocol):
+    """A system whose layouts have other values where nothing is said."""
+
+    defaults: Mapping[str, object]
+    """Layout fields and their values."""
+
+
 @cache
 def systems() -> dict[str, System]:
     """Known systems by name: those of the `systems` package, and of installed packages by entry point."""
@@ -81,6 +89,11 @@ def plan_of(case: Case) -> Plan:
     system = get_system(case.system)
     case.layout.require_only(system.name, system.fields)
     return system.plan(case)
+
+
+def default_layout(system: System) -> Layout:
+    """A system's layout where nothing is said about it."""
+    return Layout.make(**system.defaults) if isinstance(system, KnowsDefaults) else Layout()
 
 
 def divisors(whole: int) -> list[int]:

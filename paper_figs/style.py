@@ -23,16 +23,18 @@ SYSTEM_COLOURS = {
     "ep": "#5f5f5f",
     "tutel": "#f0e442",
     "comet": "#009e73",
+    "megatron": "#0072b2",
     "megatron-overlap": "#56b4e9",
     "dualpipe-v": "#cc79a7",
     "disagmoe": "#d55e00",
 }
-_OTHER_COLOURS = ("#0072b2", "#e69f00", "#8c6bb1", "#7f4f24", "#4d9221", "#c51b7d")
+_OTHER_COLOURS = ("#e69f00", "#8c6bb1", "#7f4f24", "#4d9221", "#c51b7d")
 _MARKERS = {
     "reference": "o",
     "ep": "s",
     "tutel": "v",
     "comet": "P",
+    "megatron": "p",
     "megatron-overlap": "D",
     "dualpipe-v": "X",
     "disagmoe": "^",

@@ -4,6 +4,7 @@ from bench.system import System
 from systems.baselines.comet import Comet
 from systems.baselines.dualpipe_v import DualPipeV
 from systems.baselines.ep import ExpertParallel
+from systems.baselines.megatron import Megatron
 from systems.baselines.megatron_overlap import MegatronOverlap
 from systems.baselines.tutel import Tutel
 from systems.disagmoe.system import DisagMoE
@@ -11,5 +12,14 @@ from systems.reference import Reference
 
 SYSTEMS: dict[str, System] = {
     system.name: system
-    for system in (Reference(), ExpertParallel(), MegatronOverlap(), DualPipeV(), Tutel(), Comet(), DisagMoE())
+    for system in (
+        Reference(),
+        ExpertParallel(),
+        Megatron(),
+        MegatronOverlap(),
+        DualPipeV(),
+        Tutel(),
+        Comet(),
+        DisagMoE(),
+    )
 }

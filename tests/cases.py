@@ -46,8 +46,10 @@ def cases(draw: st.DrawFn) -> Case:
     if draw(st.booleans()):
         pp = draw(st.sampled_from([1, 2, 4]))
         vpp = draw(st.sampled_from([1, 2])) if pp == 2 and microbatches % pp == 0 else 1
-        system = draw(st.sampled_from(["ep", "tutel", "comet"]))
-        sliced = {} if system == "ep" else {"chunks": draw(st.sampled_from([1, 2, 4, 8]))}
+        system = draw(st.sampled_from(["ep", "megatron", "tutel", "comet"]))
+        if system == "megatron":
+            common |= {"copies": "expert", "recompute": draw(st.sampled_from(["none", "redispatch"]))}
+        sliced = {} if system in ("ep", "megatron") else {"chunks": draw(st.sampled_from([1, 2, 4, 8]))}
         fused = {"comm_sms": draw(st.sampled_from([1, 20, 40]))} if system == "comet" else {}
         ranks = draw(st.sampled_from([1, 2, 4]))
         return make_case(system, model, ep=ranks, pp=pp, vpp=vpp, **sliced, **fused, **common)

@@ -7,12 +7,13 @@ import pytest
 from bench.action import Action, Kind, Pass, view
 from bench.assumptions import get_assumptions
 from bench.check import check
+from bench.errors import BadInput
 from bench.lower import lower
 from bench.models import get_model
 from bench.plan import Plan
 from bench.predict import predict
 from bench.program import Op
-from bench.system import get_system, plan_of
+from bench.system import default_layout, get_system, plan_of
 from systems.baselines.interleaved import num_warmup, order
 from tests.cases import make_case
 
@@ -40,6 +41,39 @@ def test_warmup_follows_megatron(pp: int, vpp: int, m: int) -> None:
         assert len(turns.warmup) == min(expected, m * vpp)
         assert len(turns.pairs) == len(turns.cooldown) + len(turns.pairs) - len(turns.warmup)
         assert len(turns.flat()) == 2 * m * vpp
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (2, 2)])
+def test_megatron_has_the_order_of_ep_with_a_row_per_token_and_expert(pp: int, vpp: int) -> None:
+    made = plan("megatron", 4, ep=2, pp=pp, vpp=vpp, copies="expert")
+    assert made.queues == plan("ep", 4, ep=2, pp=pp, vpp=vpp).queues
+    assert (made.system, made.copies) == ("megatron", "expert")
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ({"copies": "rank"}, "layout.copies.*'rank'.*one row per token and expert"),
+        ({"copies": "node"}, "layout.copies.*'node'.*one row per token and expert"),
+        ({"copies": "expert", "recompute": "full"}, "layout.recompute.*'full'.*whole layers"),
+        ({"copies": "expert", "chunks": 2}, "layout.chunks.*not used by megatron"),
+    ],
+)
+def test_megatron_refuses_what_megatron_core_does_not_offer(layout: dict[str, object], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        plan_of(make_case("megatron", ep=2, **layout))
+
+
+def test_megatrons_space_is_what_it_offers() -> None:
+    spec = make_case("megatron", LAYERS16, "h800x2", microbatches=16)
+    megatron = get_system("megatron")
+    layouts = list(megatron.space(spec))
+    assert len(layouts) == len(set(layouts))
+    assert {(layout.copies, layout.recompute) for layout in layouts} == {("expert", "none"), ("expert", "redispatch")}
+    assert {layout.vpp for layout in layouts} == {1, 2, 4}
+    for layout in layouts:
+        plan_of(spec.with_layout(layout))
+    assert default_layout(megatron).copies == "expert"
 
 
 def test_interleaving_goes_through_chunks_in_groups_of_pp() -> None:

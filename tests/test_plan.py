@@ -17,6 +17,7 @@ GOLDEN_CASES = {
     "ep-one-stage": make_case("ep", microbatches=2, ep=2),
     "ep-1f1b": make_case("ep", microbatches=4, ep=2, pp=2),
     "ep-interleaved": make_case("ep", microbatches=4, ep=1, pp=2, vpp=2),
+    "megatron": make_case("megatron", microbatches=4, ep=1, pp=2, vpp=2, copies="expert"),
     "tutel": make_case("tutel", microbatches=2, ep=2, pp=2, chunks=2),
     "tutel-redispatch": make_case("tutel", "tiny-shared", microbatches=1, ep=2, chunks=4, recompute="redispatch"),
     "comet": make_case("comet", microbatches=1, ep=2, chunks=2, comm_sms=20),

@@ -239,7 +239,7 @@ def explain(
 
     spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
     costs = CostModel.named(assumptions, options.words_of(set_))
-    given = options.layout_of(layout)
+    given = options.layout_of(spec.system, layout)
     found = predict(spec.with_layout(given), costs.values) if given is not None else best(spec, costs)[0]
     found.require_fits()
     explained = explain_step(found, costs.values)

@@ -145,11 +145,12 @@ def words_of(pairs: list[str] | None) -> list[str]:
     return [word for pair in pairs or [] for word in pair.split()]
 
 
-def layout_of(pairs: list[str] | None) -> "Layout | None":
-    """The layout that the pairs give, or None where none is given. Raises BadInput."""
+def layout_of(system: str, pairs: list[str] | None) -> "Layout | None":
+    """The layout that the pairs give for a system, or None where none is given. Raises BadInput."""
     from bench.case import Layout
+    from bench.system import default_layout, get_system
 
-    return Layout.from_pairs(words_of(pairs)) if pairs else None
+    return Layout.from_pairs(words_of(pairs), default_layout(get_system(system))) if pairs else None
 
 
 def spec_of(
@@ -217,23 +218,24 @@ def local_cluster(ranks: int, device: Literal["cpu", "cuda"], name: str | None =
     return get_cluster(f"{known}x{ranks}gpu")
 
 
-def default_layout(system: "System", ranks: int, num_experts: int) -> "Layout":
+def layout_on(system: "System", ranks: int, num_experts: int) -> "Layout":
     """For a run without a layout: half of the ranks for attention, or as many expert-parallel ranks as divide.
 
     Raises BadInput where the ranks are too few.
     """
-    from bench.case import Layout
     from bench.errors import BadInput
+    from bench.system import default_layout
 
+    choice: dict[str, int] = {"replicas": 1}
     if "attention_ranks" in system.fields:
         if ranks < 2:
             raise BadInput("ranks", ranks, f"2 or more, for {system.name}")
         attention = ranks // 2
         expert = max(n for n in range(1, ranks - attention + 1) if num_experts % n == 0)
-        return Layout.make(attention_ranks=attention, expert_ranks=expert)
-    if "ep" in system.fields:
-        return Layout.make(ep=max(n for n in range(1, ranks + 1) if num_experts % n == 0 and ranks % n == 0))
-    return Layout.make(replicas=1)
+        choice = {"attention_ranks": attention, "expert_ranks": expert}
+    elif "ep" in system.fields:
+        choice = {"ep": max(n for n in range(1, ranks + 1) if num_experts % n == 0 and ranks % n == 0)}
+    return default_layout(system).model_copy(update=choice)
 
 
 def device_of(word: str) -> Literal["cpu", "cuda"]:
@@ -283,7 +285,7 @@ def run_case(
 
     cluster = local_cluster(ranks, device_of(device), cluster_name)
     known = get_system(system)
-    layout = layout_of(pairs) or default_layout(known, ranks, get_model(model).num_experts)
+    layout = layout_of(system, pairs) or layout_on(known, ranks, get_model(model).num_experts)
     if batch_tokens is None:
         one_sequence = spec_of(system, model, cluster, seq_len, seq_len, dtype, routing, seed).with_layout(layout)
         batch_tokens = _default_batch_tokens(one_sequence, ranks)

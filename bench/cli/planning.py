@@ -71,7 +71,7 @@ def plan(
     costs = CostModel.named(assumptions, options.words_of(set_))
     length = _first_length(seq_len, seq_len_schedule)
     spec = options.spec_on(system, model, cluster, length, global_batch_tokens, dtype, "balanced", 0)
-    given = options.layout_of(layout)
+    given = options.layout_of(spec.system, layout)
     if seq_len_schedule is not None:
         explain_choice(_planner(system, "explain_schedule")(spec, seq_len_schedule, costs.values), json)
         return
@@ -142,7 +142,7 @@ def simulate(
 
     spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
     costs = CostModel.named(assumptions, options.words_of(set_))
-    given = options.layout_of(layout)
+    given = options.layout_of(spec.system, layout)
     if given is None:
         found, search = best(spec, costs)
     else:

@@ -140,7 +140,7 @@ def _simulated(
     from bench.predict import predict
 
     costs = CostModel.named(assumptions, options.words_of(overrides))
-    given = options.layout_of(layout)
+    given = options.layout_of(spec.system, layout)
     found = predict(spec.with_layout(given), costs.values) if given is not None else best(spec, costs)[0]
     found.require_fits()
     return found.case, found.timeline, found.program.plan.placement
