@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.case import Case, CaseSpec, Layout, Workload
 from bench.clusters import GPUS, get_cluster
@@ -24,11 +24,14 @@ from experiments import Evidence, Request, Table
 
 SUMMARY = "telemetry of one GPU: energy two ways, the sampler's cost, and a run (measured)"
 LOAD_S, QUICK_LOAD_S = 30.0, 8.0
-STEPS, QUICK_STEPS = 60, 20
+COST_S, QUICK_COST_S = 36.0, 8.0
+STEPS, QUICK_STEPS = 32, 8
 LOAD_HZ, RUN_HZ = 20.0, 10.0
 SAME_ENERGY, MOST_OVERHEAD = 0.05, 0.01
-BLOCKS, QUICK_BLOCKS, STEPS_A_BLOCK = 24, 8, 8
+BLOCK_S = 0.4
+MIN_QUADS = 3
 COPY_BYTES = 1 << 30
+RUN_TOKENS, COST_TOKENS = 1 << 17, 1 << 13
 
 MODEL = Model(
     name="telemetry-check",
@@ -58,9 +61,20 @@ class Load:
     pcie_counted_over_copied: float | None
 
 
-def case_of(gpu: str, tokens: int = 1 << 15) -> Case:
-    """A model that takes some tens of milliseconds a step on one large GPU."""
-    workload = Workload(seq_len=2048, global_batch_tokens=tokens, dtype="bf16", routing="learned")
+class Ratios(NamedTuple):
+    """Step times against each other, one value for each four neighbouring blocks of `steps` steps.
+
+    cost: with the sampler over without. noise: of the two blocks without it, the later over the earlier.
+    """
+
+    cost: list[float]
+    noise: list[float]
+    steps: int
+
+
+def case_of(gpu: str, tokens: int, routing: str) -> Case:
+    """A model that takes some tens of milliseconds for 8192 tokens on one large GPU."""
+    workload = Workload(seq_len=2048, global_batch_tokens=tokens, dtype="bf16", routing=routing)
     spec = CaseSpec(model=MODEL, cluster=get_cluster(f"{gpu}x1gpu"), workload=workload, system="ep")
     return spec.with_layout(Layout(replicas=1, ep=1, mbs=4))
 
@@ -74,8 +88,9 @@ def load_gpu(seconds: float, hz: float) -> Load:
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     host = torch.empty(COPY_BYTES, dtype=torch.uint8).pin_memory()
     there = host.to("cuda")
+    a @ a  # the first product loads libraries, which takes seconds
     torch.cuda.synchronize()
-    with Session(0, gpu_of_rank("cuda"), hz) as session:
+    with Session(0, gpu_of_rank("cuda"), hz, max_share=None) as session:
         copied_from = time.perf_counter()
         there.copy_(host)
         torch.cuda.synchronize()
@@ -106,12 +121,13 @@ def load_gpu(seconds: float, hz: float) -> Load:
     )
 
 
-def step_ratios(case: Case, hz: float, blocks: int, steps: int) -> list[float]:
-    """On a rank: time of steps with the sampler over time without, for pairs of neighbouring blocks of `steps` steps.
+def step_ratios(case: Case, hz: float, seconds: float, block_s: float = BLOCK_S) -> Ratios:
+    """On a rank: short blocks of steps with the sampler (A) and without (B), as A B B A and B A A B in turn.
 
-    The order within a pair changes from pair to pair, so that drift does not look like a cost.
+    In the sums of such four, a drift that is even over them takes no side. The first step of a block is not timed: a
+    sample may still be under way in it.
     """
-    import contextlib
+    from contextlib import nullcontext
 
     from bench.execute.job import Job
     from bench.execute.rank import rank_device
@@ -121,24 +137,35 @@ def step_ratios(case: Case, hz: float, blocks: int, steps: int) -> list[float]:
 
     trainer, number = RankTrainer(Job.of(case), OptimizerSettings()), 0
 
-    def block(sampled: bool) -> float:
+    def take(steps: int) -> float:
         nonlocal number
-        context = Session(0, gpu_of_rank(rank_device().type), hz) if sampled else contextlib.nullcontext()
-        with context:
-            start = time.perf_counter()
-            for _ in range(steps):
-                trainer.step(number)
-                trainer.gradients.norm.item()  # waits for the device
-                number += 1
-            return time.perf_counter() - start
+        start = time.perf_counter()
+        for _ in range(steps):
+            trainer.step(number)
+            trainer.gradients.norm.item()  # waits for the device
+            number += 1
+        return time.perf_counter() - start
 
-    block(False), block(True)  # warm-up
-    ratios = []
-    for pair in range(blocks // 2):
-        order = (True, False) if pair % 2 else (False, True)
-        times = {sampled: block(sampled) for sampled in order}
-        ratios.append(times[True] / times[False])
-    return ratios
+    with Session(0, gpu_of_rank(rank_device().type), hz) as session:
+        take(5)
+        steps = max(3, round(5 * block_s / take(5)))
+
+        def block(sampled: bool) -> float:
+            with nullcontext() if sampled else session.paused():
+                take(1)
+                return take(steps)
+
+        block(False), block(True)
+        cost: list[float] = []
+        noise: list[float] = []
+        begun = time.perf_counter()
+        while len(cost) < MIN_QUADS or time.perf_counter() - begun < seconds:
+            outer = len(cost) % 2 == 0
+            times = [(sampled, block(sampled)) for sampled in (outer, not outer, not outer, outer)]
+            on, off = ([took for sampled, took in times if sampled is wanted] for wanted in (True, False))
+            cost.append(sum(on) / sum(off))
+            noise.append(off[1] / off[0])
+    return Ratios(cost, noise, steps)
 
 
 def run(request: Request) -> Evidence:
@@ -146,24 +173,22 @@ def run(request: Request) -> Evidence:
     from bench.execute.pool import RankPool
     from bench.measured import measure
 
-    gpu = _known_gpu()
-    case, quick = case_of(gpu), request.quick
+    gpu, quick = _known_gpu(), request.quick
     with RankPool(1, "cuda") as pool:
         request.progress(0, 3, "energy two ways")
         (load,) = pool.run(load_gpu, QUICK_LOAD_S if quick else LOAD_S, LOAD_HZ)
         request.progress(1, 3, "the sampler's cost")
-        (ratios,) = pool.run(step_ratios, case, RUN_HZ, QUICK_BLOCKS if quick else BLOCKS, STEPS_A_BLOCK)
+        even = case_of(gpu, COST_TOKENS, "balanced")
+        (ratios,) = pool.run(step_ratios, even, RUN_HZ, QUICK_COST_S if quick else COST_S)
         request.progress(2, 3, "a run")
-        trial = measure(
-            case, steps=QUICK_STEPS if quick else STEPS, device="cuda", pool=pool, telemetry_hz=RUN_HZ
-        ).trial
+        case, steps = case_of(gpu, RUN_TOKENS, "learned"), QUICK_STEPS if quick else STEPS
+        trial = measure(case, steps=steps, device="cuda", pool=pool, telemetry_hz=RUN_HZ).trial
     Store(request.results).write(trial)
-    cost = median_interval(ratios)
-    failures = _energy_failures(load) + _cost_failures(cost)
+    failures = _energy_failures(load) + _cost_failures(median_interval(ratios.cost))
     if trial.status != "ok":
         failures.append(f"the run: {trial.status}: {trial.message}")
     drawn = {"load": load_frame(load), "joules": load.joules, "trial": trial}
-    return Evidence(drawn, load_frame(load), _tables(load, cost, trial), failures)
+    return Evidence(drawn, load_frame(load), _tables(load, ratios, trial), failures)
 
 
 def _known_gpu() -> str:
@@ -203,26 +228,36 @@ def _energy_failures(load: Load) -> list[str]:
 
 
 def _cost_failures(cost: Interval) -> list[str]:
-    if cost.median - 1 <= MOST_OVERHEAD:
+    most = 1 + MOST_OVERHEAD
+    if cost.high <= most:
         return []
-    span = f"{cost.low:.4f} to {cost.high:.4f}"
-    return [f"steps with the sampler take {cost.median:.4f} of those without ({span}), allowed {1 + MOST_OVERHEAD}"]
+    span = f"{cost.median:.4f} of those without ({cost.low:.4f} to {cost.high:.4f}), allowed {most}"
+    if cost.low > most:
+        return [f"steps with the sampler take {span}"]
+    return [f"too few or too uneven steps to tell the sampler's cost: {span}"]
 
 
-def _tables(load: Load, cost: Interval, trial: Any) -> list[Table]:
+def _tables(load: Load, ratios: Ratios, trial: Any) -> list[Table]:
     counter = load.joules["energy_j"]
     energies: list[list[object]] = [
         [field, joules, None if joules is None or not counter else joules / counter, load.absent.get(field, "")]
         for field, joules in load.joules.items()
     ]
-    cells: list[list[object]] = [
-        ["step time with the sampler / without, median", cost.median],
-        ["  interval, low", cost.low],
-        ["  interval, high", cost.high],
+    cells: list[list[object]] = []
+    for words, values in (("with the sampler / without", ratios.cost), ("without, later / earlier", ratios.noise)):
+        found = median_interval(values)
+        cells += [
+            [f"step time {words}, median of {len(values)}", found.median],
+            ["  95 % interval, low", found.low],
+            ["  95 % interval, high", found.high],
+        ]
+    cells += [
+        ["steps a block", ratios.steps],
         ["energy counter changes every (s)", load.counter_resolution_s],
         ["PCIe bytes counted / copied", load.pcie_counted_over_copied],
     ]
     telemetry = trial.telemetry
+    sampler = telemetry.get("sampler", {})
     facts: list[list[object]] = [
         ["trial", trial.name],
         ["verdict", telemetry.get("verdict")],
@@ -232,12 +267,16 @@ def _tables(load: Load, cost: Interval, trial: Any) -> list[Table]:
         ["counter energy (J)", telemetry.get("counter_energy_j")],
         ["integrated power (J)", telemetry.get("power_energy_j")],
         ["mean power (W)", telemetry.get("mean_power_w_per_gpu")],
-        ["sampler, share of processor time", telemetry.get("sampler", {}).get("cpu_fraction")],
-        ["sampler, share of time spent reading", telemetry.get("sampler", {}).get("read_fraction")],
+        ["sampler, share of processor time", sampler.get("cpu_fraction")],
+        ["sampler, share of time spent reading", sampler.get("read_fraction")],
         *([f"absent: {name}", reason] for name, reason in telemetry.get("absent", {}).items()),
+    ]
+    readings: list[list[object]] = [
+        [name, one["every"], one["cpu_s"] * 1e3] for name, one in sampler.get("readings", {}).items()
     ]
     return [
         Table("measured: energy of the load", ["by", "J", "over the counter's", "absent because"], energies),
         Table("measured: the sampler", ["", "value"], cells),
         Table("measured: the run", ["", "value"], facts),
+        Table("measured: readings in the run", ["first field", "every ... samples", "processor ms each"], readings),
     ]

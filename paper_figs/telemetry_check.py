@@ -41,26 +41,25 @@ def draw(load: "DataFrame", joules: Mapping[str, float | None], trial: "Trial") 
         _draw_run(right, trial)
         for ax in (left, right):
             ax.set_ylabel("power (W)")
-            ax.set_ylim(bottom=0)
+            ax.set_ylim(0, ax.dataLim.y1 * 1.35)  # above the curves is room for words
             stamp(ax, "measured")
     return figure
 
 
 def _draw_load(ax: "Axes", load: "DataFrame", joules: Mapping[str, float | None]) -> None:
+    counter = joules.get("energy_j")
     for field, (label, colour) in FIELDS.items():
         if field in load:
             rows = load.dropna(subset=[field])
+            value = joules.get(field)
+            if value is not None and counter:
+                label = f"{label}: {value:,.0f} J ({value / counter - 1:+.1%})"
             ax.plot(rows["time_s"], rows[field], color=colour, linewidth=0.8, label=label)
-    counter = joules.get("energy_j")
-    lines = [f"counter: {counter:,.0f} J"] if counter else []
-    for field, (label, _) in FIELDS.items():
-        value = joules.get(field)
-        if value is not None and counter:
-            lines.append(f"{label}: {value:,.0f} J ({value / counter - 1:+.1%})")
-    ax.text(0.02, 0.03, "\n".join(lines), transform=ax.transAxes, fontsize=SMALL_PT, color=MUTED, va="bottom")
     ax.set_title("a load that comes and goes", loc="left", pad=4)
     ax.set_xlabel("time (s)")
-    ax.legend(loc="upper left", fontsize=SMALL_PT)
+    ax.set_xlim(left=0)
+    title = f"energy counter: {counter:,.0f} J" if counter else None
+    ax.legend(loc="upper left", fontsize=SMALL_PT, title=title, title_fontsize=SMALL_PT, alignment="left")
 
 
 def _draw_run(ax: "Axes", trial: "Trial") -> None:
@@ -81,4 +80,4 @@ def _draw_run(ax: "Axes", trial: "Trial") -> None:
     joules = trial.metrics.get("joules_per_token")
     verdict = trial.telemetry.get("verdict") or "no verdict"
     words = verdict if joules is None else f"{verdict}; {joules * 1e3:.3g} mJ/token"
-    ax.text(0.02, 0.03, words, transform=ax.transAxes, fontsize=SMALL_PT, color=MUTED, va="bottom")
+    ax.text(0.02, 0.97, words, transform=ax.transAxes, fontsize=SMALL_PT, color=MUTED, va="top")

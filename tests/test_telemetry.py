@@ -148,6 +148,64 @@ def test_samples_that_come_too_late_are_counted_and_not_made_up_for() -> None:
     assert samples.read_s <= samples.elapsed_s + 0.06
 
 
+def test_what_costs_much_is_read_less_often_and_every_cost_is_told() -> None:
+    """At 100 Hz and 2 % of a processor there are 200 us a sample: less than one reading of `dear`."""
+
+    def dear() -> list[float]:
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        return [1.0]
+
+    probes = [Probe(("dear",), dear), Probe(("cheap",), lambda: [2.0]), Probe(("rare",), lambda: [3.0], every=7)]
+    sampler = Sampler(probes, hz=100, max_share=0.02)
+    sampler.start()
+    wait_for(sampler.samples, 40)
+    samples = sampler.stop()
+    read = {name: sum(value is not None for value in samples.columns[name]) for name in ("dear", "cheap", "rare")}
+    assert read["cheap"] == len(samples)
+    # The first sample and the last are of everything.
+    assert 3 <= read["dear"] <= len(samples) // samples.readings["dear"].every + 3
+    assert samples.readings["dear"].every >= 10
+    assert samples.readings["dear"].cpu_s >= 0.002
+    assert (samples.readings["cheap"].every, samples.readings["rare"].every) == (1, 7)
+    assert samples.columns["dear"][0] == samples.columns["dear"][-1] == 1.0
+
+
+def test_probes_of_more_weight_are_read_more_often() -> None:
+    def dear() -> list[float]:
+        until = time.thread_time() + 0.001
+        while time.thread_time() < until:
+            pass
+        return [1.0]
+
+    probes = [Probe(("much",), dear, weight=4.0), Probe(("little",), dear)]
+    sampler = Sampler(probes, hz=100, max_share=0.05)
+    sampler.start()
+    wait_for(sampler.samples, 15)
+    readings = sampler.stop().readings
+    assert readings["much"].every < readings["little"].every
+
+
+def test_a_pause_takes_no_samples_and_misses_none() -> None:
+    sampler = Sampler([Probe(("x",), lambda: [1.0])], hz=50)
+    sampler.start()
+    wait_for(sampler.samples, 3)
+    with sampler.paused():
+        time.sleep(0.05)  # one may be under way
+        before, missed = len(sampler.samples), sampler.samples.missed
+        time.sleep(0.6)
+        assert len(sampler.samples) == before
+    wait_for(sampler.samples, before + 3)
+    samples = sampler.stop()
+    assert np.diff(np.array(samples.columns["time_s"], dtype=float)).max() >= 0.6
+    assert samples.missed - missed < 25
+    paused = Sampler([], hz=100)
+    paused.start()
+    with paused.paused():
+        assert paused.stop().ended == ""
+
+
 @pytest.mark.parametrize("hz", [0.0, -1.0, 1e6, float("nan")])
 def test_a_rate_out_of_range_is_refused(hz: float) -> None:
     with pytest.raises(BadInput, match=r"telemetry\.hz"):

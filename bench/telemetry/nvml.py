@@ -14,6 +14,7 @@ from bench.telemetry.sampler import Probe
 SLOW_EVERY = 10  # samples between readings that take milliseconds
 ALL_LINKS = 0xFFFFFFFF
 KIB = 1024
+WEIGHT = 4.0  # of what energies are made of
 # Field numbers of nvml.h; older versions of nvidia-ml-py do not name them all.
 POWER_INSTANT, NVLINK_TX, NVLINK_RX, PCIE_TX, PCIE_RX = 186, 138, 139, 197, 198
 # Of nvml.h, nvmlClocksEventReasons.
@@ -110,7 +111,7 @@ def _single(nvml: Any, handle: Any) -> list[Probe]:
         return lambda: [read() * scale]
 
     return [
-        Probe(("energy_j",), one(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle), 1e-3)),
+        Probe(("energy_j",), one(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle), 1e-3), weight=WEIGHT),
         Probe(("power_w",), one(lambda: nvml.nvmlDeviceGetPowerUsage(handle), 1e-3)),
         Probe(("temperature_c",), one(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
         Probe(("sm_clock_mhz",), one(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
@@ -129,7 +130,7 @@ def _counters(nvml: Any, handle: Any) -> list[Probe]:
         return lambda: [_value(nvml, one) * scale for one in nvml.nvmlDeviceGetFieldValues(handle, list(numbers))]
 
     return [
-        Probe(("power_instant_w",), fields(1e-3, (POWER_INSTANT, 0))),
+        Probe(("power_instant_w",), fields(1e-3, (POWER_INSTANT, 0)), weight=WEIGHT),
         Probe(
             ("nvlink_tx_bytes", "nvlink_rx_bytes"),
             fields(

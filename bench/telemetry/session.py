@@ -5,6 +5,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -15,6 +16,8 @@ from bench.telemetry.nvml import Gpu, no_gpu, open_gpu
 from bench.telemetry.sampler import Sampler, Samples
 
 DEFAULT_HZ = 10.0
+MAX_SHARE = 0.02
+"""Of a processor, for a rank's readings: some devices take a millisecond and more for a single one."""
 
 
 class Pause(NamedTuple):
@@ -61,15 +64,23 @@ class Session:
     Args:
         rank: global rank, of `num_ranks`. hz: samples a second.
         gpu: this process's GPU, of `open_gpu`, or `no_gpu` with the reason.
-        offset_s: see `RankTelemetry`.
+        offset_s: see `RankTelemetry`. max_share: see `Sampler`.
     """
 
     def __init__(
-        self, rank: int, gpu: Gpu, hz: float = DEFAULT_HZ, *, offset_s: float = 0.0, num_ranks: int = 1
+        self,
+        rank: int,
+        gpu: Gpu,
+        hz: float = DEFAULT_HZ,
+        *,
+        offset_s: float = 0.0,
+        num_ranks: int = 1,
+        max_share: float | None = MAX_SHARE,
     ) -> None:
         host, no_host = host_probes()
         network, no_network = network_probes()
-        self._sampler = Sampler([*gpu.probes, *host, *network], hz, {**gpu.absent, **no_host, **no_network})
+        absent = {**gpu.absent, **no_host, **no_network}
+        self._sampler = Sampler([*gpu.probes, *host, *network], hz, absent, max_share=max_share)
         self._found = RankTelemetry(rank, host_digest(), self._sampler.samples, gpu.facts)
         self._found.offset_s, self._found.num_ranks = offset_s, num_ranks
         self._collecting = 0.0
@@ -93,6 +104,10 @@ class Session:
     def pause(self, kind: str, start_s: float, end_s: float) -> None:
         """Notes what got between steps or into one, such as a checkpoint."""
         self._found.pauses.append(Pause(kind, start_s, end_s))
+
+    def paused(self) -> AbstractContextManager[None]:
+        """See `Sampler.paused`."""
+        return self._sampler.paused()
 
     @property
     def result(self) -> RankTelemetry:

@@ -212,6 +212,7 @@ def _sampler(ranks: Sequence[RankTelemetry]) -> dict[str, Any]:
         "cpu_fraction": max(one.cpu_s / one.elapsed_s for one in samples if one.elapsed_s) if samples else None,
         "read_fraction": max(one.read_s / one.elapsed_s for one in samples if one.elapsed_s) if samples else None,
         "longest_read_s": max(one.longest_read_s for one in samples),
+        "readings": {name: one._asdict() for name, one in samples[0].readings.items()},
     }
     ended = {one.rank: one.samples.ended for one in ranks if one.samples.ended}
     if ended:
