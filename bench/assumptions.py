@@ -13,6 +13,7 @@ from bench.errors import BadInput, from_pydantic, unknown
 
 Share = Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 40)]
 
 
 class Assumptions(BaseModel):
@@ -33,6 +34,9 @@ class Assumptions(BaseModel):
         communication_sms: streaming multiprocessors taken from the computation of every system, at all times.
         saturating_sms: those that the exchange of a fused kernel needs to reach the links' shares; with fewer, it
             reaches as much less (see `bench.fusion`).
+        context_bytes: memory of a GPU that the CUDA context takes, with the libraries' kernels and workspaces.
+        communicator_bytes: buffers of each communicator of a rank: one for exchanges, one for every kind of sum.
+        fragmentation: share of a GPU's memory that the caching allocator reserves and cannot use.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -54,6 +58,9 @@ class Assumptions(BaseModel):
     kernel_s: Seconds
     communication_sms: Annotated[int, Field(ge=0, le=4096)]
     saturating_sms: Annotated[int, Field(ge=1, le=4096)]
+    context_bytes: Bytes
+    communicator_bytes: Bytes
+    fragmentation: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)]
 
     def __str__(self) -> str:
         """``key=value`` for every field; `with_overrides` reads them."""
@@ -80,7 +87,7 @@ class Assumptions(BaseModel):
 
 
 ASSUMPTIONS: dict[str, Assumptions] = {
-    # A plain roofline: every peak is reached and nothing else costs time. Bounds from above what any kernel can do.
+    # A plain roofline: every peak is reached and nothing else costs time or memory. No kernel can do better.
     "datasheet": Assumptions(
         gemm=1.0,
         grouped_gemm=1.0,
@@ -88,7 +95,6 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         attention_forward=1.0,
         attention_backward=1.0,
         attention_half_span=0.0,
-        # Flash kernels compute the scores again: five products where the forward has two (arXiv 2205.14135, app. B).
         attention_backward_factor=2.5,
         hbm=1.0,
         optimizer=1.0,
@@ -100,45 +106,67 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         kernel_s=0.0,
         communication_sms=0,
         saturating_sms=1,
+        context_bytes=0,
+        communicator_bytes=0,
+        fragmentation=0.0,
     ),
     # From measurements on two H200 of one host (torch 2.11, NCCL 2.28.9, bf16, peak 989 TFLOP/s); one run.
     "h200-measured": Assumptions(
-        # GEMM of 8192^3 on random data: 780 TFLOP/s.
         gemm=0.79,
-        # grouped_mm, 16 experts x 4096 rows, 4096 x 3072: 741 TFLOP/s forward, 622 forward and backward together,
-        # so 2 / (3 / 622 - 1 / 741) = 576 backward.
         grouped_gemm=0.75,
         grouped_gemm_backward=0.58,
-        # Causal SDPA, 32 heads of 128, with backward counted as 2.5 forwards. Forward 492, 580, 603 TFLOP/s at 4096,
-        # 8192, 32768 tokens; backward, from both together (430, 530, 548), 409, 512, 529. The two-constant curve is
-        # within 3 % of the ends and 4 % (forward) and 10 % (backward) below the middle.
         attention_forward=0.65,
         attention_backward=0.54,
         attention_half_span=1250.0,
         attention_backward_factor=2.5,
-        # Not measured: the share that stream-like kernels usually reach on this memory; the optimizer's many small
-        # tensors reach less.
         hbm=0.9,
         optimizer=0.8,
-        # NCCL both ways at once over NVLink: 16 MiB at 187 and 256 MiB at 275 GiB/s are a line of 313 GB/s (of the
-        # 360 usable) and 29 us, of which 5 us are the cluster's own latency.
         nvlink=0.87,
-        transfer_s=24e-6,
-        # Not measured there: 43 of 50 GB/s, all-to-all of 16 ranks over two nodes (deepseek-ai/DeepEP, README).
-        # Nothing public says how a many-to-many differs, so it is taken to be equal; as are collectives.
         nic_all_to_all=0.86,
         nic_many_to_many=0.86,
         nic_collective=0.86,
-        # Not measured: the usual gap between dependent kernels of one stream.
+        transfer_s=24e-6,
         kernel_s=2e-6,
-        # Transfers by copy engines or the NIC's own DMA: 7 % of the transfer's time was lost to the GEMM beside it,
-        # where NCCL's kernels took 77 % of it. Set to 20 to charge every system what DeepEP's kernels take.
         communication_sms=0,
-        # Not measured: the thread blocks of DeepEP's kernels, which reach the shares above, in DeepSeek's published
-        # training profile (deepseek-ai/profile-data).
         saturating_sms=20,
+        context_bytes=600 * 2**20,
+        communicator_bytes=512 * 2**20,
+        fragmentation=0.03,
     ),
 }
+
+REASONS: dict[str, str] = {
+    "gemm": "measured: 8192^3 on random data, 780 TFLOP/s",
+    "grouped_gemm": "measured: grouped_mm, 16 experts x 4096 rows, 4096 x 3072, 741 TFLOP/s forward",
+    "grouped_gemm_backward": "measured: 622 TFLOP/s forward and backward together, so 2 / (3 / 622 - 1 / 741) = 576",
+    "attention_forward": "measured: causal SDPA, 32 heads of 128: 492, 580, 603 TFLOP/s at 4096, 8192, 32768 tokens; "
+    "the curve is within 3 % of the ends and 4 % below the middle",
+    "attention_backward": "measured, counted as 2.5 forwards: 409, 512, 529 TFLOP/s; within 3 %, 10 % below the middle",
+    "attention_half_span": "fits the three lengths measured, forward and backward",
+    "attention_backward_factor": "flash kernels compute the scores again: five products where the forward has two "
+    "(arXiv 2205.14135, app. B); in every set",
+    "hbm": "not measured: what stream-like kernels usually reach on this memory",
+    "optimizer": "not measured: the optimizer's many small tensors reach less",
+    "nvlink": "measured: NCCL both ways at once, 187 GiB/s at 16 MiB and 275 at 256 MiB are a line of 313 GB/s of the "
+    "360 usable, and 29 us",
+    "nic_all_to_all": "not measured there: 43 of 50 GB/s, all-to-all of 16 ranks over two nodes (deepseek-ai/DeepEP, "
+    "README)",
+    "nic_many_to_many": "nothing public says how it differs from an all-to-all: taken to be equal",
+    "nic_collective": "nothing public says how it differs from an all-to-all: taken to be equal",
+    "transfer_s": "measured: the 29 us of NVLink, less the 5 us that are the cluster's own latency",
+    "kernel_s": "not measured: the usual gap between dependent kernels of one stream",
+    "communication_sms": "copy engines or the NIC's own DMA: 7 % of the transfer's time was lost to the GEMM beside "
+    "it, where NCCL's kernels took 77 %; 20 charges every system what DeepEP's kernels take",
+    "saturating_sms": "not measured: thread blocks of DeepEP's kernels in DeepSeek's published training profile "
+    "(deepseek-ai/profile-data)",
+    "context_bytes": "not measured there: one tensor on a GPU takes 0.5 to 0.7 GiB of it (discuss.pytorch.org/t/73021)",
+    "communicator_bytes": "not measured there: NCCL 2.28.9 allocates 2^29 bytes for send and receive over the network "
+    "for each communicator (NVIDIA/nccl#2363); direct NVLink connections take more (#1685)",
+    "fragmentation": "not measured: what expandable segments leave of the 15 % that the allocator loses without them "
+    "(arXiv 2401.08156)",
+}
+"""Where the values of ``h200-measured`` come from, by field; ``datasheet`` takes every peak and nothing besides."""
+
 DEFAULT_ASSUMPTIONS = "h200-measured"
 
 

@@ -273,8 +273,12 @@ class Costs:
         return whole - self.held_bytes(Held.FORWARD, forward)
 
     def static_bytes(self, group: str) -> float:
-        """Weights, gradients and optimizer state of a rank of the group."""
+        """Weights, gradients and optimizer state of a rank of the group, and what is reserved beside them."""
         return self._state.static_bytes(group)
+
+    def static_parts(self, group: str) -> dict[str, float]:
+        """`static_bytes` by what they are."""
+        return self._state.static_parts(group)
 
     # End of the step
 

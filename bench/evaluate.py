@@ -40,6 +40,7 @@ def simulation_metrics(found: Prediction) -> dict[str, float | None]:
         "bound_s": found.bound_s,
         "fraction_of_bound": found.bound_s / step,
         "peak_memory_bytes": found.peak_memory_bytes,
+        **{f"{'_'.join(what.split())}_bytes": size for what, size in found.memory_parts.items()},
     }
 
 

@@ -2,6 +2,7 @@
 
 from bench.assumptions import get_assumptions
 from bench.case import Case, batch_of
+from bench.cost import Costs
 from bench.errors import BadInput
 from bench.flops import num_parameters
 from bench.predict import GIB, costs_of
@@ -28,10 +29,15 @@ def require_fits_here(case: Case, *, with_reference: bool) -> None:
         import psutil
 
         kept = kept_bytes(placement, costs)
-        of_replica = sum(group.size * (costs.static_bytes(group.name) + kept[group.name]) for group in placement.groups)
+        of_replica = sum(group.size * (_own_bytes(costs, group.name) + kept[group.name]) for group in placement.groups)
         least = batch_of(case, placement).num_replicas * of_replica
         least += REFERENCE_BYTES * num_parameters(case.model)[0] if with_reference else 0
         there, where = float(psutil.virtual_memory().available), "this machine, free"
     if least > there:
         allowed = f"at most the {there / GIB:.1f} GiB of {where}; this needs {least / GIB:.1f} GiB or more"
         raise BadInput("memory", f"{case.system} for {case.model.name}", allowed)
+
+
+def _own_bytes(costs: Costs, group: str) -> float:
+    """Static bytes of a rank but for what a GPU reserves."""
+    return sum(size for name, size in costs.static_parts(group).items() if name != "reserve")

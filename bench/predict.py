@@ -26,7 +26,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Prediction:
-    """A simulated step and what it rests on. `peak_memory_bytes` is that of the fullest rank."""
+    """A simulated step and what it rests on.
+
+    peak_memory_bytes: of the fullest rank; memory_parts: its bytes at that moment by what they are.
+    """
 
     case: Case
     program: Program
@@ -35,6 +38,7 @@ class Prediction:
     metrics: Metrics
     bound_s: float
     peak_memory_bytes: float
+    memory_parts: dict[str, float]
 
     @property
     def missing_bytes(self) -> float:
@@ -108,6 +112,11 @@ def predict(case: Case, assumptions: Assumptions, *, checked: bool = True) -> Pr
         check(program)
     costs = costs_of(case, program.plan.placement, assumptions)
     timeline = simulate(program, costs)
+    peaks = peak_bytes(program, costs, timeline)
+    groups = program.plan.placement.groups
+    fullest = np.repeat(np.arange(len(groups)), [group.size // timeline.stands_for for group in groups])[peaks.argmax()]
+    static = costs.static_parts(groups[fullest].name)
+    peak = float(peaks.max())
     return Prediction(
         case=case,
         program=program,
@@ -115,5 +124,6 @@ def predict(case: Case, assumptions: Assumptions, *, checked: bool = True) -> Pr
         timeline=timeline,
         metrics=metrics(timeline, case),
         bound_s=bound_s(program, costs),
-        peak_memory_bytes=float(np.max(peak_bytes(program, costs, timeline))),
+        peak_memory_bytes=peak,
+        memory_parts=static | {"activations and messages": peak - sum(static.values())},
     )

@@ -45,10 +45,28 @@ class State:
         return self._shares[group]
 
     def static_bytes(self, group: str) -> float:
-        """Weights, gradients, optimizer state."""
-        return float(
-            sum(state_bytes(each.num_params, self.recipe, shards=self._shards(each)) for each in self.shared(group))
-        )
+        """What a rank holds from the first action to the last: the sum of `static_parts`."""
+        return sum(self.static_parts(group).values())
+
+    def static_parts(self, group: str) -> dict[str, float]:
+        """Bytes of `static_bytes` by what they are."""
+        parts = dict.fromkeys(("weights", "gradients", "optimizer state"), 0.0)
+        for each in self.shared(group):
+            resident = (each.num_params * self.recipe.weight_bytes, each.num_params * self.recipe.grad_bytes)
+            whole = state_bytes(each.num_params, self.recipe, shards=self._shards(each))
+            for name, size in zip(parts, (*resident, whole - sum(resident)), strict=True):
+                parts[name] += size
+        sums = sum(each.peers.shape[1] > 1 for each in self.shared(group))
+        return parts | {"reserve": self.reserve_bytes(sums + (self.placement.size > 1))}
+
+    def reserve_bytes(self, num_communicators: int) -> float:
+        """Memory that no tensor can have: context, communicators' buffers, what the allocator cannot use.
+
+        A rank has one communicator for its exchanges and one for each kind of gradient sum.
+        """
+        assumed, gpu = self.assumed, self.case.cluster.gpu
+        buffers = num_communicators * assumed.communicator_bytes
+        return assumed.context_bytes + buffers + assumed.fragmentation * gpu.memory_bytes
 
     def update_s(self, group: str) -> float:
         """AdamW is bound by memory: gradient read, main weight and two moments read and written, weight written."""

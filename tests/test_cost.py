@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from bench import predict
 from bench.action import COMPUTE, Action, Kind, Pass
-from bench.assumptions import ASSUMPTIONS, Assumptions, get_assumptions
+from bench.assumptions import ASSUMPTIONS, REASONS, Assumptions, get_assumptions
 from bench.case import Case, batch_of
 from bench.clusters import get_cluster
 from bench.cost import Costs
@@ -20,6 +20,7 @@ from bench.placement import Placement
 from bench.program import Held
 from bench.roofline import attention_core
 from bench.system import plan_of
+from bench.tune import least_bytes
 
 DATASHEET = get_assumptions("datasheet")
 
@@ -404,6 +405,7 @@ OVERRIDES = {
     "communication_sms": "64",
     "saturating_sms": "40",
 }
+MEMORY_OVERRIDES = {"context_bytes": "9000000000", "communicator_bytes": "9000000000", "fragmentation": "0.5"}
 
 
 def all_seconds(assumed: Assumptions) -> float:
@@ -423,11 +425,56 @@ def all_seconds(assumed: Assumptions) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", sorted(Assumptions.model_fields))
+@pytest.mark.parametrize("name", sorted(OVERRIDES))
 def test_every_assumption_takes_effect(name: str) -> None:
     assumed = get_assumptions("h200-measured")
     slower = assumed.with_overrides([f"{name}={OVERRIDES[name]}"])
     assert all_seconds(slower) > all_seconds(assumed) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(MEMORY_OVERRIDES))
+def test_every_assumption_on_memory_takes_effect(name: str) -> None:
+    assumed = get_assumptions("h200-measured")
+    case = make_case("ep", ep=2)
+    more = costs_of(case, assumed.with_overrides([f"{name}={MEMORY_OVERRIDES[name]}"]))
+    assert more.static_bytes("S0") > costs_of(case, assumed).static_bytes("S0") + 2**30
+
+
+def test_every_assumption_has_a_reason_and_a_test() -> None:
+    assert set(Assumptions.model_fields) == set(REASONS) == {*OVERRIDES, *MEMORY_OVERRIDES}
+
+
+def test_a_ranks_reserve_counts_its_communicators() -> None:
+    """Two replicas of two expert ranks: exchanges, sums of replicated parameters, sums of expert shards."""
+    assumed = get_assumptions("datasheet", ["context_bytes=1000", "communicator_bytes=10", "fragmentation=0.5"])
+    half = 81559 * 2**20 / 2
+    both = costs_of(make_case("ep", ep=2, replicas=2, cluster="h800x2"), assumed)
+    assert both.static_parts("S0")["reserve"] == 1000 + 3 * 10 + half
+    once = costs_of(make_case("ep", ep=2, cluster="h800x2"), assumed)
+    assert once.static_parts("S0")["reserve"] == 1000 + 2 * 10 + half
+    alone = costs_of(make_case("ep", ep=1, cluster="h800x2"), assumed)
+    assert alone.static_parts("S0")["reserve"] == 1000 + half
+    assert sum(both.static_parts("S0").values()) == both.static_bytes("S0")
+
+
+def test_a_layout_that_fits_but_for_the_reserve_does_not_fit() -> None:
+    """Bound and simulation agree on it, and say what the memory is for."""
+    case = make_case("ep", "qwen3-30b", cluster="h800x2", ep=16, seq_len=4096, recompute="full")
+    found = predict.predict(case, DATASHEET)
+    assert not found.missing_bytes
+    assert sum(found.memory_parts.values()) == pytest.approx(found.peak_memory_bytes)
+    assert found.memory_parts["reserve"] == 0
+    share = 1.01 - found.peak_memory_bytes / case.cluster.gpu.memory_bytes
+    fragmented = DATASHEET.with_overrides([f"fragmentation={share}"])
+    again = predict.predict(case, fragmented)
+    assert again.missing_bytes
+    reserve = share * case.cluster.gpu.memory_bytes
+    assert again.memory_parts["reserve"] == pytest.approx(reserve)
+    assert again.peak_memory_bytes == pytest.approx(found.peak_memory_bytes + reserve)
+    placement = placement_of(case)
+    least = least_bytes(case, placement, costs_of(case, fragmented))
+    assert least == pytest.approx(least_bytes(case, placement, costs_of(case)) + reserve)
+    assert least <= again.peak_memory_bytes
 
 
 @pytest.mark.parametrize("name", sorted(ASSUMPTIONS))

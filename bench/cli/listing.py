@@ -28,11 +28,22 @@ def list_things(
         raise unknown("what", what, _ROWS)
     rows = _ROWS[what]()
     if json:
-        print_json({"kind": "list", what: rows})
+        from bench.assumptions import REASONS
+
+        print_json({"kind": "list", what: rows} | ({"reasons": REASONS} if what == "assumptions" else {}))
         return
     if what == "assumptions":  # many fields, few sets
-        rows = [{"field": field, **{row["name"]: row[field] for row in rows}} for field in rows[0] if field != "name"]
+        rows = _by_field(rows)
     print_table(what, list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _by_field(sets: Rows) -> Rows:
+    """A row a field: its value in each set, and where the default set's comes from."""
+    from bench.assumptions import DEFAULT_ASSUMPTIONS, REASONS
+
+    why = f"why ({DEFAULT_ASSUMPTIONS})"
+    fields = [field for field in sets[0] if field != "name"]
+    return [{"field": f, **{each["name"]: each[f] for each in sets}, why: REASONS[f]} for f in fields]
 
 
 def _systems() -> Rows:

@@ -334,6 +334,7 @@ class _Bytes:
         )
         state, self.recipe = fixed_state(spec, option, layout, assumptions)
         self.state = {group.name: state.shared(group.name) for group in state.placement.groups}
+        self.reserve_bytes, self.communicator_bytes = state.reserve_bytes, assumptions.communicator_bytes
         self.expert_ranks = option.expert_ranks
         tokens = mbs * spec.workload.seq_len
         self.kept_attention = tokens * float(_dealt(costs.attention.kept_bytes, depths[0]).max())
@@ -345,12 +346,13 @@ class _Bytes:
         """Of the fullest attention and expert rank: all bytes with one micro-batch in flight, then the activations."""
         static = {"A": 0.0, "F": 0.0}
         for name, parts in self.state.items():
-            held = 0
+            held = self.reserve_bytes(1)
             for part in parts:
                 # With M = 1 and R = 1 an expert group's own parameters have one holder, shared experts N.
                 copies = part.peers.shape[1] if name[0] == "F" else data_ranks
                 held += state_bytes(part.num_params, self.recipe, shards=copies * replicas)
-            static[name[0]] = max(static[name[0]], float(held))
+                held += self.communicator_bytes * (copies * replicas > 1)
+            static[name[0]] = max(static[name[0]], held)
         kept = (self.kept_attention, self.kept_expert * data_ranks)
         attention = static["A"] + self.passing_attention + kept[0]
         return attention, static["F"] + self.passing_expert * data_ranks + kept[1], *kept
