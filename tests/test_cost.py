@@ -105,7 +105,7 @@ def test_a_rank_without_tokens_takes_no_time() -> None:
     assert seconds[1:].tolist() == [0, 0, 0]
 
 
-@given(cases())
+@given(cases().filter(lambda case: case.system != "megatron"))  # which recomputes whole layers only
 @settings(max_examples=15, deadline=None)
 def test_full_recompute_adds_the_forward_to_the_backward(case: Case) -> None:
     again = costs_of(case.model_copy(update={"layout": case.layout.model_copy(update={"recompute": "full"})}))
