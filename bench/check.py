@@ -238,14 +238,29 @@ class _Rendezvous:
         return tuple(dict.fromkeys(self.program.action(head) for head in standing))
 
     def blocked(self) -> str:
-        lines = []
+        """Every queue that stands, with what it waits for and where that is; first those that wait for themselves."""
+        own: list[str] = []
+        others: list[str] = []
         for q, (group, stream) in enumerate(self.program.queues):
             k = self.head[q]
             if k < self.end[q]:
                 obstacle = self._obstacle(k)
-                why = self.program.describe(obstacle) if obstacle is not None else "nothing"
-                left = " ".join(str(self.program.action(i)) for i in range(k, min(self.end[q], k + SHOWN_AROUND_FAULT)))
-                lines.append(
-                    f"{group:>4} {stream:<8} at {k - self.program.queue_ptr[q]}: {left}\n{'':14}^ waits for {why}"
-                )
-        return "\n".join(lines)
+                why = "nothing" if obstacle is None else self.program.describe(obstacle) + self._stands(obstacle, q)
+                left = " ".join(self._ahead(k, self.end[q])[:SHOWN_AROUND_FAULT])
+                shown = f"{group:>4} {stream:<8} at {k - self.program.queue_ptr[q]}: {left}\n{'':14}^ waits for {why}"
+                (own if obstacle is not None and self.queue_of[obstacle] == q else others).append(shown)
+        return "\n".join(own + others)
+
+    def _ahead(self, low: int, high: int) -> list[str]:
+        """Actions of a queue from one operation to another; the two halves of an exchange are one."""
+        ahead = range(low, high)
+        return [str(self.program.action(k)) for k in ahead if k == low or self.partner[k] != k - 1]
+
+    def _stands(self, k: int, queue: int) -> str:
+        """Where an operation stands that `queue` waits for."""
+        own = self.queue_of[k]
+        ahead = len(self._ahead(self.head[own], k))
+        if own == queue:
+            return f", which stands {ahead} further on in this same queue"
+        group, stream = self.program.queues[own]
+        return f", {ahead} further on in {group} {stream}" if ahead else f", at which {group} {stream} stands"

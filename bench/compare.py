@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
-from bench.evaluate import CostModel, tuned_trial
+from bench.evaluate import CostModel, nothing_fits, predicted_trial, tuned_trial
 from bench.loading import PythonFile, WrittenPlan
 from bench.placement import Placement
-from bench.predict import GIB, Prediction
+from bench.predict import GIB, Prediction, predict
 from bench.system import get_system, systems
 from bench.trial import Trial
 from bench.tune import DEFAULT_BUDGET, TuneResult, tune
@@ -31,12 +31,14 @@ class Compared:
     """One system's side of a comparison; `best` is None where no layout fits in memory.
 
     refused: reasons for which layouts of its space were refused, each with the number of layouts.
+    fault: where nothing fits, why.
     """
 
     label: str
     trial: Trial
     best: Prediction | None
     refused: tuple[tuple[str, int], ...] = ()
+    fault: BadInput | None = None
 
     def row(self, first: "Compared") -> tuple[object, ...]:
         """Under `COLUMNS`; "vs first" is throughput over that of `first`."""
@@ -112,9 +114,11 @@ def compare(
     """Tunes and simulates every spec with the same budget; specs differ in their system only.
 
     Args:
-        progress: called with (label, simulations done, layouts to consider).
+        specs: a case among them is simulated in its layout.
+        progress: called with (label, simulations done, layouts to consider), before each system and in between.
     Raises:
-        BadInput (PlanError): a schedule file whose plan is faulty in a layout that was tried.
+        BadInput (PlanError): a case that does not fit in memory; a schedule file whose plan is faulty in a layout that
+            was tried.
     """
     found = []
     for label, spec in zip(labels([spec.system for spec in specs]), specs, strict=True):
@@ -123,10 +127,16 @@ def compare(
             if progress is not None:
                 progress(label, done, done + left)
 
+        advance(0, 1)
+        if isinstance(spec, Case):
+            given = predict(spec, costs.values)
+            given.require_fits()
+            found.append(Compared(label, predicted_trial(given, costs), given))
+            continue
         tuned = tune(spec, costs.values, budget=budget, progress=advance)
         _raise_fault(spec.system)
-        trial = tuned_trial(tuned, costs, (), budget)
-        found.append(Compared(label, trial, tuned.best, _refusals(tuned)))
+        fault = nothing_fits(tuned, costs) if tuned.best is None else None
+        found.append(Compared(label, tuned_trial(tuned, costs, (), budget), tuned.best, _refusals(tuned), fault))
     return found
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from bench import provenance
 from bench.assumptions import DEFAULT_ASSUMPTIONS, Assumptions, get_assumptions
 from bench.case import Case, CaseSpec
+from bench.check import PlanError
+from bench.errors import BadInput
 from bench.predict import GIB, Prediction, does_not_fit, predict
 from bench.trial import Trial, command_for
 from bench.tune import DEFAULT_BUDGET, TuneResult, tune
@@ -84,6 +86,20 @@ def tuned_trial(found: TuneResult, model: CostModel, fixed: Sequence[str], budge
         search=search,
         **_rests_on(case, model),
     )
+
+
+def nothing_fits(found: TuneResult, model: CostModel, fixed: Sequence[str] = ()) -> BadInput:
+    """What to raise for a search that found no layout: why, and the fullest moment of the layout that misses least."""
+    message = tuned_trial(found, model, fixed, None).message
+    if found.closest is not None:
+        try:
+            closest = predict(found.spec.with_layout(found.closest.layout), model.values, checked=False)
+        except BadInput:
+            return BadInput("layout", "tuned", message)
+        if closest.missing_bytes:
+            fault = closest.memory_fault()
+            return PlanError(fault.field, "tuned", message, fault.grid, fault.actions)
+    return BadInput("layout", "tuned", message)
 
 
 def simulate_trial(

@@ -23,7 +23,7 @@ from bench.lower import lower
 from bench.models import Model
 from bench.placement import Placement
 from bench.plan import Plan
-from bench.system import KnowsInFlight, System, divisors
+from bench.system import KnowsInFlight, System, divisors, get_system
 
 ENDINGS = (".py", ".txt")
 MAX_BYTES = 1 << 28
@@ -63,6 +63,12 @@ def _load(name: str, path: Path, _changed_ns: int) -> System:
         return WrittenPlan(name, text)
     made = _Source(name, path).executed(text)
     return InFlightFile(made) if isinstance(made.system, KnowsInFlight) else PythonFile(made)
+
+
+def located(error: PlanError, case: Case) -> PlanError:
+    """A fault of a case's plan: where its system is a schedule file, with the file's lines."""
+    system = get_system(case.system)
+    return system.located(error, case) if isinstance(system, PythonFile | WrittenPlan) else error
 
 
 # Python files
@@ -181,10 +187,14 @@ class PythonFile:
         try:
             check(lower(plan, case.model))
         except PlanError as error:
-            lines = self.source.lines_of(error.actions, lambda: self.source.system.plan(case))
-            self.fault = self.fault or _located(error, self.source.name, lines)
+            self.fault = self.fault or self.located(error, case)
             raise self.fault from None
         return plan
+
+    def located(self, error: PlanError, case: Case) -> PlanError:
+        """The same fault, with the lines that made its actions."""
+        lines = self.source.lines_of(error.actions, lambda: self.source.system.plan(case))
+        return _located(error, self.source.name, lines)
 
     def _of_kind(self, kind: type[T], method: Callable[[Case], Any], case: Case) -> T:
         with self.source.blamed():
@@ -287,8 +297,12 @@ class WrittenPlan:
         try:
             check(lower(self.written, model))
         except PlanError as error:
-            self.fault = _located(error, self.path, self._lines_of(error.actions))
+            self.fault = self.located(error)
             raise self.fault from None
+
+    def located(self, error: PlanError, _case: Case | None = None) -> PlanError:
+        """The same fault, with the lines where its actions stand."""
+        return _located(error, self.path, self._lines_of(error.actions))
 
     def _lines_of(self, actions: tuple[Action, ...]) -> list[int]:
         words = [str(action) for action in actions]

@@ -8,10 +8,9 @@ import numpy as np
 from bench.assumptions import Assumptions
 from bench.bound import bound_s
 from bench.case import Batch, Case, Layout, Workload, batch_of
-from bench.check import check
+from bench.check import PlanError, check
 from bench.clusters import Cluster
 from bench.cost import Costs
-from bench.errors import BadInput
 from bench.fusion import FusedCosts
 from bench.lower import lower
 from bench.metrics import Metrics, metrics
@@ -50,9 +49,21 @@ class Prediction:
         return batch_of(self.case, self.program.plan.placement)
 
     def require_fits(self) -> None:
-        """Raises BadInput with the missing GiB."""
+        """Raises PlanError with the missing GiB, the queues around the fullest moment and what fills the memory."""
         if self.missing_bytes:
-            raise BadInput("layout", str(self.case.layout), does_not_fit(self.case, self.peak_memory_bytes))
+            raise self.memory_fault()
+
+    def memory_fault(self) -> PlanError:
+        """What `require_fits` raises, for a layout that does not fit; of a schedule file with its lines."""
+        from bench.loading import located
+        from bench.simulate.peak import find_peak
+
+        full = find_peak(self.program, self.costs, self.timeline)
+        allowed = does_not_fit(self.case, self.peak_memory_bytes)
+        shown = full.shown(self.case.cluster.gpu.memory_bytes)
+        return located(
+            PlanError("layout", str(self.case.layout) or "defaults", allowed, shown, full.actions), self.case
+        )
 
 
 def does_not_fit(case: Case, peak_bytes: float) -> str:

@@ -182,6 +182,11 @@ def test_a_simulated_trace_is_written_and_drawn(here: Path) -> None:
 SIMULATE = ["simulate", "ep", *SMALL]
 BAD = [
     (["nothing"], "command", "'nothing'", "simulate"),
+    (["results", "nope"], "command", "'nope'", "list, show, export"),
+    (["site", "nope"], "command", "'nope'", "init"),
+    (["tune", "ep", *SMALL, "--budget", "x"], "--budget", "'x'", "a whole number"),
+    (["tune", "ep", *SMALL, "--budget", "0"], "budget", "0", "at least 1"),
+    (["verify", "comet", *RUN], "system", "'comet'", "executed; its plans are modelled-only"),
     (["list", "things"], "what", "'things'", "systems, models"),
     (["plan"], "system", "None", "a value"),
     (["plan", "ep", "--model", "tiny", "--cluster", "h800x1"], "--seq-len", "None", "a value"),
@@ -297,10 +302,10 @@ def test_a_model_file_is_a_model(here: Path) -> None:
 @pytest.mark.parametrize("layout", [["--layout", "ep=8"], []])
 def test_what_does_not_fit_names_the_missing_gib(here: Path, layout: list[str]) -> None:
     words = ["--model", "deepseek-v3", "--cluster", "h800x1", "--seq-len", "4096", "--global-batch-tokens", "65536"]
-    result = call("simulate", "ep", *words, *layout, code=2)
-    assert len(result.stderr.splitlines()) == 1
-    assert "GiB missing" in result.stderr
-    assert "79.6 GiB per GPU" in result.stderr
+    line, *grid = call("simulate", "ep", *words, *layout, code=2).stderr.splitlines()
+    assert "GiB missing" in line
+    assert "79.6 GiB per GPU" in line
+    assert grid[0].startswith("fullest: rank ") and any("optimizer state" in shown for shown in grid)
     assert not list(here.iterdir())
 
 

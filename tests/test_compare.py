@@ -147,7 +147,7 @@ def test_a_deadlock_of_a_text_names_the_lines_where_it_stands(here: Path) -> Non
     with pytest.raises(PlanError, match="deadlock") as caught:
         plan_of(case)
     assert re.search(rf"mine\.txt, lines .*\b{line_of(case, 'dispatch:F0.0')}\b", caught.value.field)
-    assert "waits for S0 attn:F0.0" in caught.value.grid
+    assert "waits for S0 attn:F0.0, which stands 1 further on in this same queue" in caught.value.grid
 
 
 def test_a_missing_action_is_named_with_its_group(here: Path) -> None:
@@ -241,6 +241,18 @@ def test_the_command_compares_verifies_runs_and_draws(here: Path) -> None:
     assert sorted((t.source, t.case.system) for t in trials) == [
         (source, system) for source in ("measured", "simulated") for system in ("disagmoe", "mine.py")
     ]
+
+
+def test_a_layout_is_that_of_the_first_and_the_others_are_tuned(here: Path) -> None:
+    (here / "mine.py").write_text(EXAMPLE)
+    words = ["compare", "mine.py", "--against", "ep", *SMALL, "--layout", "ep=2", "pp=2", "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    mine, ep = json.loads(result.stdout)["simulated"]
+    assert mine["layout"] == "ep=2 pp=2"
+    trials = {trial.case.system: trial for _, trial in read_trials([here / "results"])}
+    assert trials["mine.py"].search == {} and trials["ep"].search["budget"] == 2
+    assert ep["layout"] == trials["ep"].layout
 
 
 def test_the_command_refuses_a_fault_with_exit_code_2_and_the_grid(here: Path) -> None:

@@ -1,7 +1,7 @@
 """Verbs and views that say why: `tune`, and the planner's reasons in `plan`."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -32,19 +32,18 @@ def tune(
     seed: options.Seed = 0,
     assumptions: options.AssumptionSet = None,
     set_: options.Setting = None,
-    budget: Annotated[int | None, typer.Option("--budget", min=1, help="Most simulations. Default: 16.")] = None,
+    budget: options.Budget = None,
     json: options.Json = False,
 ) -> None:
     """Search a system's layouts: winner, runner-up, and what was rejected and why. --layout fixes fields."""
     from bench.cli.output import print_facts, print_json, print_table, working
-    from bench.evaluate import CostModel, tuned_trial
-    from bench.tune import DEFAULT_BUDGET
+    from bench.evaluate import CostModel, nothing_fits
     from bench.tune import tune as search
 
     spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
     costs = CostModel.named(assumptions, options.words_of(set_))
     fixed = options.words_of(layout)
-    most = budget or DEFAULT_BUDGET
+    most = options.budget_of(budget)
     with working(f"tuning {system}") as advance:
         found = search(
             spec,
@@ -67,9 +66,7 @@ def tune(
         columns = ["layout", "status", "step s", "bound s", "memory GiB", "why"]
         print_table("candidates", columns, [_row(each) for each in _shown(found.candidates)])
     if found.best is None:
-        from bench.errors import BadInput
-
-        raise BadInput("layout", "tuned", tuned_trial(found, costs, fixed, most).message)
+        raise nothing_fits(found, costs, fixed)
 
 
 def _shown(candidates: Sequence["Candidate"]) -> list["Candidate"]:

@@ -54,7 +54,16 @@ def compare(
     seed: options.Seed = 0,
     assumptions: options.AssumptionSet = None,
     set_: options.Setting = None,
-    budget: Annotated[int, _number("--budget", "Layouts to simulate for each system.")] = 16,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layout",
+            metavar="KEY=VALUE ...",
+            help="Layout of the first, simulated as it is; what is not named has its default. The others are tuned.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: options.Budget = None,
     run: Annotated[bool, typer.Option("--run", help="Verify and run each on this machine as well.")] = False,
     ranks: options.Ranks = 4,
     device: options.Device = "cpu",
@@ -68,18 +77,16 @@ def compare(
     """Compare a schedule with other systems: all tuned alike and simulated, and with --run verified and run.
 
     Draws one timeline a system on one scale. With --run, each system takes of its layouts for this machine's ranks the
-    one that moves between groups most often. Exit code 1 where a system does not verify or run.
+    one that moves between groups most often. Exit code 1 where a system does not verify or run, or the first does not
+    fit.
     """
     from bench.cli.output import print_json, require_folder
     from bench.compare import resolve
     from bench.evaluate import CostModel
     from bench.results import LOCAL, Store
 
-    for name, number in (("budget", budget), ("steps", steps)):
-        if number < 1:
-            from bench.errors import BadInput
-
-            raise BadInput(name, number, "at least 1")
+    most = options.budget_of(budget)
+    options.at_least_one("steps", steps)
     kept = LOCAL if results is None else results
     require_folder("results", kept)
     require_folder("out", out)
@@ -88,8 +95,11 @@ def compare(
     specs = [
         options.spec_on(name, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed) for name in names
     ]
+    given = options.layout_of(names[0], layout)
+    if given is not None:
+        specs[0] = specs[0].with_layout(given)
     cases = run_cases(names, run_model, ranks, device, run_seq_len, seed) if run else []
-    entries, files = _simulated(specs, costs, budget, out)
+    entries, files = _simulated(specs, costs, most, out)
     store = Store(kept)
     written = [store.write(entry.trial) for entry in entries]
     if not json:
@@ -101,11 +111,14 @@ def compare(
     else:
         _show_runs(ran)
         typer.echo(f"wrote {', '.join(map(str, files))}; {len(written)} trials in {kept}")
+    for entry in entries:
+        if entry.fault is not None:
+            typer.echo(f"moebench: {entry.label}: {entry.fault}\n{getattr(entry.fault, 'grid', '')}".rstrip(), err=True)
     failed = [one for one in ran if not one.ok]
     for one in failed:
         reasons = [*one.report.problems[:3], *([one.trial.message] if one.trial.status != "ok" else [])]
         typer.echo(f"moebench: {one.label}: {'; '.join(reasons)}", err=True)
-    if failed:
+    if failed or entries[0].best is None:
         raise typer.Exit(1)
 
 
@@ -232,16 +245,14 @@ def explain(
     Without a layout the system is tuned.
     """
     from bench.cli.output import print_json
-    from bench.cli.planning import best
+    from bench.cli.planning import best, fixed
     from bench.evaluate import CostModel
     from bench.explain import explain as explain_step
-    from bench.predict import predict
 
     spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
     costs = CostModel.named(assumptions, options.words_of(set_))
     given = options.layout_of(spec.system, layout)
-    found = predict(spec.with_layout(given), costs.values) if given is not None else best(spec, costs)[0]
-    found.require_fits()
+    found = fixed(spec.with_layout(given), costs) if given is not None else best(spec, costs)[0]
     explained = explain_step(found, costs.values)
     if json:
         print_json({**explained.described(), "assumptions": costs.label})

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from bench.cli import (
     choosing,
@@ -26,6 +25,7 @@ from bench.cli import (
     tracing,
     training,
 )
+from bench.cli.groups import KnownVerbs
 from bench.errors import BadInput, unknown
 
 # typer's own name for it: click is vendored in some versions and a package in others.
@@ -35,13 +35,8 @@ EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 130
 
 
-class OneLineErrors(TyperGroup):
+class OneLineErrors(KnownVerbs):
     """Says every kind of bad input in one line on stderr and exits with 2, without a traceback."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands:
-            raise unknown("command", args[0], self.commands)
-        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         call = partial(super().main, *args, **extra)

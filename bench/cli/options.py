@@ -108,6 +108,16 @@ RunCluster = Annotated[
         show_default=False,
     ),
 ]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        "--budget",
+        metavar="NUMBER",
+        parser=whole_number,
+        help="Layouts to simulate for each system. Default: 16.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 Results = Annotated[
     Path | None,
@@ -138,6 +148,22 @@ def spread_pairs(args: list[str]) -> list[str]:
             option = None
         spread.append(word)
     return spread
+
+
+def at_least_one(option: str, number: int) -> int:
+    """The number. Raises BadInput where it is less than 1."""
+    from bench.errors import BadInput
+
+    if number < 1:
+        raise BadInput(option, number, "at least 1")
+    return number
+
+
+def budget_of(number: int | None) -> int:
+    """The number, or the search's own. Raises BadInput."""
+    from bench.tune import DEFAULT_BUDGET
+
+    return DEFAULT_BUDGET if number is None else at_least_one("budget", number)
 
 
 def words_of(pairs: list[str] | None) -> list[str]:
@@ -278,6 +304,7 @@ def run_case(
 
     `with_reference` says that the whole model is needed in one process as well, to compare with.
     """
+    from bench.errors import BadInput
     from bench.execute.support import require_supported
     from bench.fits import require_fits_here
     from bench.models import get_model
@@ -285,6 +312,8 @@ def run_case(
 
     cluster = local_cluster(ranks, device_of(device), cluster_name)
     known = get_system(system)
+    if "modelled-only" in getattr(known, "traits", ()):
+        raise BadInput("system", system, "one that can be executed; its plans are modelled-only")
     layout = layout_of(system, pairs) or layout_on(known, ranks, get_model(model).num_experts)
     if batch_tokens is None:
         one_sequence = spec_of(system, model, cluster, seq_len, seq_len, dtype, routing, seed).with_layout(layout)

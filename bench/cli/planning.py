@@ -138,7 +138,6 @@ def simulate(
     """Simulate one optimizer step of a system on a cluster. Without a layout it is tuned."""
     from bench.cli.output import print_json
     from bench.evaluate import CostModel, predicted_trial, simulation_metrics
-    from bench.predict import predict
 
     spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
     costs = CostModel.named(assumptions, options.words_of(set_))
@@ -146,8 +145,7 @@ def simulate(
     if given is None:
         found, search = best(spec, costs)
     else:
-        found, search = predict(spec.with_layout(given), costs.values), {}
-        found.require_fits()
+        found, search = fixed(spec.with_layout(given), costs), {}
     if json:
         print_json(
             {
@@ -165,19 +163,28 @@ def simulate(
         _show_simulation(found, costs, search)
 
 
-def best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, Any]]":
-    """The tuned layout's prediction. Raises BadInput where nothing fits, with the missing GiB."""
+def fixed(case: "Case", costs: "CostModel") -> "Prediction":
+    """A given layout's prediction. Raises BadInput where it does not fit, with what fills the memory."""
     from bench.cli.output import working
-    from bench.errors import BadInput
-    from bench.evaluate import tuned_trial
+    from bench.predict import predict
+
+    with working(f"simulating {case.system}"):
+        found = predict(case, costs.values)
+    found.require_fits()
+    return found
+
+
+def best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, Any]]":
+    """The tuned layout's prediction. Raises BadInput where nothing fits, with the missing GiB and what takes them."""
+    from bench.cli.output import working
+    from bench.evaluate import nothing_fits, tuned_trial
     from bench.tune import DEFAULT_BUDGET, tune
 
     with working(f"tuning {spec.system}") as advance:
         found = tune(spec, costs.values, progress=lambda done, left: advance(done, done + left, "layouts"))
-    trial = tuned_trial(found, costs, (), DEFAULT_BUDGET)
     if found.best is None:
-        raise BadInput("layout", "tuned", trial.message)
-    return found.best, trial.search
+        raise nothing_fits(found, costs)
+    return found.best, tuned_trial(found, costs, (), DEFAULT_BUDGET).search
 
 
 def _show_simulation(found: "Prediction", costs: "CostModel", search: dict[str, Any]) -> None:

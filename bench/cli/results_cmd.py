@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bench.cli.groups import KnownVerbs
 from bench.cli.options import Json, Results
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ FIELDS = ("system", "model", "cluster", "source", "status", "case_id", "seq_len"
 
 def register(app: typer.Typer) -> None:
     """Adds the group `results`."""
-    group = typer.Typer(help="List, show, compare and move trials.", no_args_is_help=True)
+    group = typer.Typer(cls=KnownVerbs, help="List, show, compare and move trials.", no_args_is_help=True)
     group.command("list", epilog="Example: moebench results list --where system=ep")(list_trials)
     group.command("show", epilog="Example: moebench results show 3f1c --samples")(show)
     group.command("export", epilog="Example: moebench results export trials.csv")(export)

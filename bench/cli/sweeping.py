@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
+from bench.cli.groups import KnownVerbs
 
 if TYPE_CHECKING:
     from experiments.launch.sweeps import Standing
@@ -22,7 +23,7 @@ def add_verbs(app: typer.Typer) -> None:
     app.command("status", epilog="Example: moebench status --watch")(status)
     app.command("cancel", epilog="Example: moebench cancel fig7-simulate")(cancel)
     app.command("logs", epilog="Example: moebench logs 3f1c")(logs)
-    site = typer.Typer(help="Settings of a cluster.", no_args_is_help=True)
+    site = typer.Typer(cls=KnownVerbs, help="Settings of a cluster.", no_args_is_help=True)
     site.command("init", epilog="Example: moebench site init --out site.toml")(site_init)
     app.add_typer(site, name="site")
 

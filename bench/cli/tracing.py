@@ -135,14 +135,12 @@ def trace(
 def _simulated(
     spec: "CaseSpec", layout: list[str] | None, assumptions: str | None, overrides: list[str] | None
 ) -> "tuple[Case, Timeline, Placement]":
-    from bench.cli.planning import best
+    from bench.cli.planning import best, fixed
     from bench.evaluate import CostModel
-    from bench.predict import predict
 
     costs = CostModel.named(assumptions, options.words_of(overrides))
     given = options.layout_of(spec.system, layout)
-    found = predict(spec.with_layout(given), costs.values) if given is not None else best(spec, costs)[0]
-    found.require_fits()
+    found = fixed(spec.with_layout(given), costs) if given is not None else best(spec, costs)[0]
     return found.case, found.timeline, found.program.plan.placement
 
 
