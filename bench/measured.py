@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from bench.telemetry.verdict import disturbances
 from bench.trial import Status, Trial, command_for
 
 if TYPE_CHECKING:
+    from bench.execute.checkpoint import Saving
     from bench.execute.pool import RankError, RankPool
     from bench.execute.train import StepRecord
     from bench.timeline import Timeline
@@ -38,6 +40,9 @@ def measure(
     on_step: "Callable[[StepRecord], None] | None" = None,
     keep_timeline: bool = False,
     telemetry_hz: float | None = DEFAULT_HZ,
+    saving: "Saving | None" = None,
+    resume: Path | None = None,
+    on_saved: Callable[[Path], None] | None = None,
 ) -> Measured:
     """Trains and gives the trial. What goes wrong on a rank is a trial too, with the steps that were done.
 
@@ -45,6 +50,7 @@ def measure(
 
     Args:
         telemetry_hz: samples a second of devices, links and host; None for none.
+        saving, resume, on_saved: see `bench.execute.train.train`.
     Raises:
         BadInput: the case cannot be executed on this machine.
     """
@@ -73,6 +79,9 @@ def measure(
             timeline_step=-1 if keep_timeline else None,
             telemetry_hz=telemetry_hz,
             on_telemetry=told.append,
+            saving=saving,
+            resume=resume,
+            on_saved=on_saved,
         )
         timeline = result.timeline
         metrics["clock_error_s"] = result.clock_error_s
@@ -81,7 +90,13 @@ def measure(
     broken = [r.step for r in done if not (math.isfinite(r.loss) and math.isfinite(r.grad_norm))]
     if broken and status == "ok":
         status, message = "diverged", f"loss or gradient norm is not finite from step {broken[0]} on"
-    extra = ("--ranks", str(case.cluster.num_gpus), "--device", device, "--steps", str(steps), "--data", data)
+    extra = ["--ranks", str(case.cluster.num_gpus), "--device", device, "--steps", str(steps), "--data", data]
+    if saving is not None:
+        extra += ["--save", str(saving.folder)]
+        extra += ["--save-every", str(saving.every)] if saving.every else []
+    if resume is not None:
+        extra += ["--resume", str(resume)]
+        metrics |= {"first_step": done[0].step} if done else {}
     settled, seen = _settled(case, done, told), None
     if told:
         window = (settled.first, settled.last) if settled is not None else (0, 0)
@@ -96,7 +111,7 @@ def measure(
         steady=settled.as_json() if settled is not None else {},
         telemetry=seen.facts if seen else {},
         telemetry_samples=seen.samples if seen else {},
-        command=command_for("run", case, extra),
+        command=command_for("run", case, tuple(extra)),
         provenance=provenance.collect(),
     )
     return Measured(trial, timeline)

@@ -29,14 +29,19 @@ def whole_number(word: str) -> int:
 System_ = Annotated[
     str, typer.Argument(metavar="SYSTEM", help="Training system; see `moebench list systems`.", show_default=False)
 ]
-Model_ = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        metavar="NAME|FILE",
-        help="Model: a name (`moebench list models`), a file with its fields, or a Hugging Face config.json.",
-    ),
+_MODEL = typer.Option(
+    "--model",
+    metavar="NAME|FILE",
+    help="Model: a name (`moebench list models`), a file with its fields, or a Hugging Face config.json.",
+    show_default=False,
+)
+Model_ = Annotated[str, _MODEL]
+# Of a verb that may take them from elsewhere.
+SystemOrNone = Annotated[
+    str | None,
+    typer.Argument(metavar="SYSTEM", help="Training system; see `moebench list systems`.", show_default=False),
 ]
+ModelOrNone = Annotated[str | None, _MODEL]
 Cluster_ = Annotated[
     str,
     typer.Option(
@@ -126,6 +131,15 @@ Results = Annotated[
 
 _PAIR = re.compile(r"[A-Za-z_][\w.]*=.*")
 _REPEATED = ("--layout", "--set")
+
+
+def required(name: str, value: str | None) -> str:
+    """Raises BadInput where an option was not given."""
+    from bench.errors import BadInput
+
+    if value is None:
+        raise BadInput(name, None, "a value (it is required)")
+    return value
 
 
 class PairsCommand(TyperCommand):

@@ -4,6 +4,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,8 +28,9 @@ def add_verbs(app: typer.Typer) -> None:
 
 
 def run(
-    system: options.System_,
-    model: options.Model_,
+    ctx: typer.Context,
+    system: options.SystemOrNone = None,
+    model: options.ModelOrNone = None,
     ranks: options.Ranks = 4,
     device: options.Device = "cpu",
     steps: Annotated[
@@ -43,6 +45,25 @@ def run(
     seed: options.Seed = 0,
     cluster: options.RunCluster = None,
     results: options.Results = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="DIR", help="Keep checkpoints there, one after the last step."),
+    ] = None,
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            "--save-every", metavar="STEPS", parser=options.whole_number, help="And one every so many steps."
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="DIR",
+            help="Go on from the last checkpoint there, as the run that saved it, but for the system, layout, ranks, "
+            "device, steps and folders that are named.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Train on processes of this machine and keep the trial: loss, speed and gradient norm of every step.
@@ -52,18 +73,32 @@ def run(
     """
     require_torch()
     from bench.cli.output import print_json, require_folder
+    from bench.cli.resuming import resumed, saving_of
     from bench.measured import measure
     from bench.results import LOCAL, Store
 
-    case = options.run_case(
-        system, model, ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout, cluster
-    )
+    if resume is not None:
+        case, device, data, steps, saving = resumed(ctx, resume)
+    else:
+        saving = saving_of(save, save_every)
+        case = options.run_case(
+            options.required("system", system),
+            options.required("--model", model),
+            *(ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout, cluster),
+        )
     kept = LOCAL if results is None else results
     require_folder("results", kept)
-    head = f"{system} for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
-    on_step = None if json else _shower(head, steps)
+    ranks = case.cluster.num_gpus
+    head = f"{case.system} for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
     trial = measure(
-        case, steps=steps, device=options.device_of(device), data=options.corpus_of(data), on_step=on_step
+        case,
+        steps=steps,
+        device=options.device_of(device),
+        data=options.corpus_of(data),
+        on_step=None if json else _shower(head, steps),
+        saving=saving,
+        resume=resume,
+        on_saved=None if json else lambda folder: typer.echo(f"saved {folder}"),
     ).trial
     path = Store(kept).write(trial)
     if json:
@@ -78,10 +113,11 @@ def run(
 
 def _shower(head: str, steps: int) -> "Callable[[StepRecord], None]":
     """A function that prints one line a step, and `head` before the first."""
+    heads = [head]
 
     def show(record: "StepRecord") -> None:
-        if record.step == 0:
-            typer.echo(head)
+        if heads:
+            typer.echo(heads.pop())
         typer.echo(
             f"step {record.step + 1:>{len(str(steps))}}/{steps}  loss {record.loss:.4f}  "
             f"{record.tokens_per_s:,.0f} tokens/s  grad norm {record.grad_norm:.3f}"

@@ -64,6 +64,15 @@ class AdamW:
         torch._foreach_div_(denominators, math.sqrt(1 - beta2**self.num_steps))
         torch._foreach_add_(denominators, self.eps)
         torch._foreach_addcdiv_(self.main, self.first_moments, denominators, -self.lr / (1 - beta1**self.num_steps))
+        self._round()
+
+    @torch.no_grad()
+    def restore(self, num_steps: int) -> None:
+        """Goes on from main weights and moments that were set from outside, as they were after so many steps."""
+        self.num_steps = num_steps
+        self._round()
+
+    def _round(self) -> None:
         for value, main in self._rounded:
             value.copy_(main)
 

@@ -12,7 +12,7 @@ here divides by a number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,15 @@ class OptimizerSettings:
                 raise BadInput(f"optimizer.{name}", getattr(self, name), "more than 0")
         if self.warmup_steps < 0:
             raise BadInput("optimizer.warmup_steps", self.warmup_steps, "0 or more")
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> OptimizerSettings:
+        """From its fields as JSON has them. Raises BadInput."""
+        try:
+            values: dict[str, Any] = {**fields, "betas": tuple(fields["betas"])}
+            return cls(**values)
+        except (KeyError, TypeError):
+            raise BadInput("optimizer", ", ".join(fields), f"the fields {', '.join(cls.__annotations__)}") from None
 
     def lr_at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
@@ -101,7 +110,7 @@ class FlatParameters:
         size, device, dtype = self.chunk * len(ranks), params[0].device, params[0].dtype
         self.weights = torch.zeros(size, dtype=dtype, device=device)
         self.grads = torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32), device=device)
-        own = range(index * self.chunk, (index + 1) * self.chunk) if self.shard else range(size)
+        own = self.slice_of(index) if self.shard else range(size)
         self.pieces = list(self._move(params, offsets, own))
 
     def _move(self, params: Sequence[nn.Parameter], offsets: Sequence[int], own: range) -> Iterator[Tensor]:
@@ -147,8 +156,13 @@ class FlatParameters:
         if self.group is not None and self.shard:
             _all_gather(buffer, self._slice(buffer), self.group)
 
+    def slice_of(self, index: int) -> range:
+        """The elements of the buffer that are shared out to a rank of the set."""
+        return range(index * self.chunk, (index + 1) * self.chunk)
+
     def _slice(self, buffer: Tensor) -> Tensor:
-        return buffer[self.index * self.chunk : (self.index + 1) * self.chunk]
+        own = self.slice_of(self.index)
+        return buffer[own.start : own.stop]
 
 
 class GradientSync:

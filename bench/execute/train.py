@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,14 +20,16 @@ import torch.distributed as dist
 
 from bench.action import Kind
 from bench.case import Case
-from bench.errors import BadInput
+from bench.execute.checkpoint import Saving, load
 from bench.execute.clock import Clock, align_clocks
 from bench.execute.job import Job
+from bench.execute.loop import Loop, loop_of
 from bench.execute.optimizer import clip_scale, square_sum
 from bench.execute.pool import RankPool
 from bench.execute.rank import rank_device, report
 from bench.execute.record import StepResult, merge_timeline
 from bench.execute.reference import ReferenceModel
+from bench.execute.shards import after_loading, held_shards, saved_shards, whole_shards
 from bench.execute.sync import OptimizerSettings
 from bench.execute.trainer import RankTrainer
 from bench.program import Op
@@ -42,7 +45,7 @@ class StepRecord:
     """One step as the outside sees it.
 
     Attributes:
-        step: from 0.
+        step: from 0, counted from the run's first start also where it goes on from a checkpoint.
         loss: of the global batch, before the update.
         grad_norm: of all gradients, before clipping.
         tokens_per_s: tokens of the global batch over the step's seconds on rank 0, update included.
@@ -59,7 +62,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A run; lists have one entry a step, see `StepRecord`.
+    """A run; lists have one entry a step that was done, see `StepRecord`.
 
     Attributes:
         timeline: of the step asked for; None where none was, and for the reference, which runs no program.
@@ -87,10 +90,14 @@ def train(
     timeline_step: int | None = None,
     telemetry_hz: float | None = None,
     on_telemetry: Callable[[RankTelemetry], None] | None = None,
+    saving: Saving | None = None,
+    resume: Path | None = None,
+    on_saved: Callable[[Path], None] | None = None,
 ) -> TrainResult:
     """Trains a case's system; `reference` is plain torch on one rank.
 
     Args:
+        steps: of the whole run, those before a checkpoint included.
         device: of the ranks, where no pool is given.
         pool: ranks to run on, as many as the case needs or more; made for this call where not given.
         on_step: called after every step.
@@ -98,19 +105,24 @@ def train(
         timeline_step: step whose timeline is kept; negative numbers count from the end.
         telemetry_hz: samples a second on every rank; none where not given.
         on_telemetry: called with each rank's telemetry when the steps have ended, also by an error on that rank.
+        settings: those of the checkpoint, or the defaults, where not given.
+        saving: where and when to save checkpoints; nowhere where not given.
+        resume: a checkpoint to go on from, or a folder with some; see `bench.execute.manifest`. Any system and layout
+            of the same model, workload and corpus may have saved it.
+        on_saved: called with every checkpoint that is whole.
     Raises:
-        BadInput: the case cannot be executed on these ranks.
+        BadInput: the case cannot be executed on these ranks, or cannot go on from this checkpoint.
         RankError: something went wrong on a rank.
     """
-    job, settings = Job.of(case, data), settings or OptimizerSettings()
-    if steps < 1:
-        raise BadInput("steps", steps, "at least 1")
-    if timeline_step is not None and not -steps <= timeline_step < steps:
-        raise BadInput("timeline_step", timeline_step, f"{-steps} to {steps - 1}")
-    traced = -1 if timeline_step is None else timeline_step % steps
+    job = Job.of(case, data)
+    loop = loop_of(job, steps, timeline_step, settings, telemetry_hz, saving, resume)
     records: list[StepRecord] = []
 
-    def collect(_: int, record: StepRecord | RankTelemetry) -> None:
+    def collect(_: int, record: StepRecord | RankTelemetry | Path) -> None:
+        if isinstance(record, Path):
+            if on_saved is not None:
+                on_saved(record)
+            return
         if isinstance(record, RankTelemetry):
             if on_telemetry is not None:
                 on_telemetry(record)
@@ -121,11 +133,10 @@ def train(
 
     with _ranks(job, 1 if case.system == REFERENCE else job.world_size, pool, device) as ranks:
         if case.system == REFERENCE:
-            alone = ranks.run(_train_reference, job, settings, steps, telemetry_hz, world_size=1, on_report=collect)
+            alone = ranks.run(_train_reference, job, loop, world_size=1, on_report=collect)
             _tell(alone, on_telemetry)
             return _result(case, records, None, 0.0)
-        arguments = (job, settings, steps, traced, telemetry_hz)
-        outcomes = ranks.run(_train_on_rank, *arguments, world_size=job.world_size, on_report=collect)
+        outcomes = ranks.run(_train_on_rank, job, loop, world_size=job.world_size, on_report=collect)
     _tell([outcome.telemetry for outcome in outcomes], on_telemetry)
     error = outcomes[0].clock.error_s
     traces = [outcome.traced for outcome in outcomes if outcome.traced is not None]
@@ -144,9 +155,8 @@ def executed_timeline(
     """One executed step of the case's plan, after some to warm up; of `reference` its plan, too, on one rank."""
     job = Job.of(case, data)
     with _ranks(job, job.world_size, pool, device) as ranks:
-        outcomes = ranks.run(
-            _train_on_rank, job, OptimizerSettings(), warmup_steps + 1, warmup_steps, world_size=job.world_size
-        )
+        loop = Loop(steps=warmup_steps + 1, settings=OptimizerSettings(), traced=warmup_steps)
+        outcomes = ranks.run(_train_on_rank, job, loop, world_size=job.world_size)
     traces = [outcome.traced for outcome in outcomes]
     return merge_timeline(job.program, traces, clock_error_s=outcomes[0].clock.error_s)
 
@@ -206,25 +216,29 @@ def _telemetry(hz: float | None, offset_s: float = 0.0) -> Iterator[Session | No
         raise
 
 
-def _train_on_rank(
-    job: Job, settings: OptimizerSettings, steps: int, traced: int, telemetry_hz: float | None = None
-) -> _RankOutcome:
-    trainer = RankTrainer(job, settings)
+def _train_on_rank(job: Job, loop: Loop) -> _RankOutcome:
+    trainer = RankTrainer(job, loop.settings)
+    parts, gradients = list(trainer.worker.parts.values()), trainer.gradients
+    if loop.saved is not None:
+        load(loop.saved, held_shards(parts, gradients))
+        after_loading(gradients, loop.first)
     clock = align_clocks()
     kept: StepResult | None = None
-    with _telemetry(telemetry_hz, clock.offset_s) as session:
-        for step in range(steps):
+    with _telemetry(loop.telemetry_hz, clock.offset_s) as session:
+        for step in loop.numbers:
             start = time.perf_counter()
             result = trainer.step(step)
             grad_norm = trainer.gradients.norm.item()  # waits for the device
             end = time.perf_counter()
             if session is not None:
-                session.step(step, start, end, float(result.bytes[job.program.op[result.ops] == Op.SEND].sum()))
+                sent_bytes = float(result.bytes[job.program.op[result.ops] == Op.SEND].sum())
+                session.step(step - loop.first, start, end, sent_bytes)
             loss, imbalance = _sum_over_ranks(job, result)
             if trainer.rank == 0:
                 report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), imbalance))
-            if step == traced:
+            if step == loop.traced:
                 kept = dataclasses.replace(result, base_s=result.base_s + clock.offset_s)
+            loop.save_if_due(job, step, lambda: saved_shards(parts, gradients), session)
     return _RankOutcome(clock, kept, None if session is None else session.result)
 
 
@@ -234,8 +248,8 @@ def _sum_over_ranks(job: Job, result: StepResult) -> tuple[float, float]:
     sums = torch.zeros(1 + model.num_layers * job.world_size, dtype=torch.float64)
     sums[0] = result.loss
     pairs = sums[1:].view(model.num_layers, job.world_size)
-    for layer, load in result.load.items():
-        pairs[layer, result.rank] = sum(load[: _experts_per_rank(job, layer)])
+    for layer, per_expert in result.load.items():
+        pairs[layer, result.rank] = sum(per_expert[: _experts_per_rank(job, layer)])
     dist.all_reduce(sums)
     by_layer = pairs[model.num_dense_layers :].numpy()
     return sums[0].item(), float(np.mean([_imbalance(job, layer, row) for layer, row in enumerate(by_layer)]))
@@ -254,15 +268,17 @@ def _experts_per_rank(job: Job, layer: int) -> int:
     return job.case.model.num_experts // placement.by_name[placement.home(Kind.EXPERT, layer)].size
 
 
-def _train_reference(
-    job: Job, settings: OptimizerSettings, steps: int, telemetry_hz: float | None = None
-) -> RankTelemetry | None:
-    workload = job.case.workload
+def _train_reference(job: Job, loop: Loop) -> RankTelemetry | None:
+    workload, settings = job.case.workload, loop.settings
     reference = ReferenceModel(job.case.model, workload.seed, dtype=job.dtype, device=rank_device())
     optimizer = settings.adamw(reference.parameters.values())
+    state = whole_shards(reference.parameters, optimizer)
+    if loop.saved is not None:
+        load(loop.saved, state)
+        optimizer.restore(loop.first)
     corpus, forced = job.corpus(), job.forced_ids()
-    with _telemetry(telemetry_hz) as session:
-        for step in range(steps):
+    with _telemetry(loop.telemetry_hz) as session:
+        for step in loop.numbers:
             start = time.perf_counter()
             sequences = job.sequences(corpus, step, range(job.batch.num_sequences))
             loss, grads, _ = reference.loss_and_gradients(
@@ -276,6 +292,7 @@ def _train_reference(
             grad_norm = norm.item()
             end = time.perf_counter()
             if session is not None:
-                session.step(step, start, end)
+                session.step(step - loop.first, start, end)
             report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), 1.0))
+            loop.save_if_due(job, step, lambda: state, session)
     return None if session is None else session.result
