@@ -154,3 +154,9 @@ def view(code: int) -> Action:
 def at_microbatch(codes: Codes, microbatch: Codes | int) -> Codes:
     """The same actions with `microbatch` added to theirs (codes of micro-batch 0 become those of another)."""
     return codes + MICROBATCH_STEP * microbatch
+
+
+def templates_of(codes: Codes, directions: int = 1) -> Codes:
+    """The same actions with micro-batch m % directions in the place of m."""
+    microbatch = unpack(codes).microbatch
+    return at_microbatch(codes, microbatch % directions - microbatch)

@@ -51,13 +51,14 @@ def placement_bound(placement: Placement, costs: Costs, num_microbatches: int) -
     counted = census(costs.case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)
     for action, times in counted.items():
         if action.kind in COMPUTE:
-            compute[placement.home(action.kind, action.layer)] += times * bare.seconds(action)
+            compute[placement.home(action.kind, action.layer, action.microbatch)] += times * bare.seconds(action)
         elif action.kind in TRANSFERS:
             source, target = ends(placement, action)
             taken = bare.ports(action)
             ports[source][:2] += times * np.stack(taken[:2])
             ports[target][2:] += times * np.stack(taken[2:4])
-    busiest_s = max(num_microbatches * float(compute[name].max()) + bare.update_s(name) for name in compute)
+    turns = num_microbatches / placement.directions
+    busiest_s = max(turns * float(compute[name].max()) + bare.update_s(name) for name in compute)
     nic_s = max(float(each[[0, 2]].max()) for each in ports.values())
     nvlink_s = max(float(each[[1, 3]].max()) for each in ports.values())
-    return Bound(busiest_s, num_microbatches * nic_s, num_microbatches * nvlink_s)
+    return Bound(busiest_s, turns * nic_s, turns * nvlink_s)

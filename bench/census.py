@@ -13,6 +13,8 @@ def census(
 ) -> dict[Action, int]:
     """Every action of micro-batch 0 with its number; of actions alike, the first stands for all.
 
+    Where a placement has two directions, those of micro-batch 1 follow.
+
     Args:
         layers_alike: layers differ in placement, window and FFN only (not in routing), so that many are alike.
     """
@@ -29,7 +31,8 @@ def census(
     for likeness, layer in first.items():
         for action in _of_layer(model, placement, layer, recompute):
             counted[action] = number[likeness] * (chunks if action.kind in IN_CHUNKS else 1)
-    return counted
+    # Mirrored, layers that are alike stay alike.
+    return {action._replace(microbatch=m): n for m in range(placement.directions) for action, n in counted.items()}
 
 
 def _of_layer(model: Model, placement: Placement, layer: int, recompute: str) -> list[Action]:

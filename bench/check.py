@@ -9,7 +9,7 @@ from collections import Counter, deque
 
 import numpy as np
 
-from bench.action import END_OF_STEP, TRANSFERS, Action, Kind, at_microbatch, pack, unpack, view
+from bench.action import END_OF_STEP, TRANSFERS, Action, Kind, at_microbatch, pack, templates_of, unpack, view
 from bench.edges import Edge, ends
 from bench.errors import BadInput
 from bench.plan import ActionColumn, Plan
@@ -41,7 +41,7 @@ def require_complete(plan: Plan, graph: list[Edge]) -> None:
     seen: Counter[int] = Counter()
     for key, queue in plan.queues.items():
         columns = unpack(queue.codes)
-        bases = at_microbatch(queue.codes, -columns.microbatch)
+        bases = templates_of(queue.codes, plan.directions)
         for code in np.unique(bases):
             action = base.get(int(code)) or view(int(code))
             first = int(np.flatnonzero(bases == code)[0])
@@ -56,12 +56,12 @@ def require_complete(plan: Plan, graph: list[Edge]) -> None:
     for code, times in seen.items():
         if times > 1 and view(code).kind not in END_OF_STEP:
             raise _fault(plan, *_where(plan, code, 1), "once")
-    microbatches = np.arange(plan.num_microbatches)
+    later = np.arange(0, plan.num_microbatches, plan.directions)
     ordered = sorted(base.items(), key=lambda item: (item[1].layer, item[1].pass_))
     missing = [
         view(wanted)
         for code, _ in ordered
-        for wanted in at_microbatch(np.array(code, dtype=np.int64), microbatches).tolist()
+        for wanted in at_microbatch(np.array(code, dtype=np.int64), later).tolist()
         if wanted not in seen
     ]
     if missing:
@@ -74,7 +74,9 @@ def _home(plan: Plan, action: Action) -> str | None:
     if action.kind in END_OF_STEP:
         return None
     return (
-        ends(plan.placement, action)[0] if action.kind in TRANSFERS else plan.placement.home(action.kind, action.layer)
+        ends(plan.placement, action)[0]
+        if action.kind in TRANSFERS
+        else plan.placement.home(action.kind, action.layer, action.microbatch)
     )
 
 

@@ -343,7 +343,7 @@ class Costs:
         """Equal for actions of equal cost."""
         key: tuple[Hashable, ...] = (action.kind, action.pass_)
         if not self.routes.even:
-            return (*key, action.layer)
+            return (*key, action.layer, action.microbatch % self.placement.directions)
         if action.kind in (Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.HOP):
             return (*key, *ends(self.placement, action), self._load.volume(action))
         if action.kind is Kind.ATTENTION:

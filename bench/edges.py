@@ -107,6 +107,11 @@ class Edge(NamedTuple):
         carried = f" by {self.via} [{self.volume}]" if self.via is not None else ""
         return f"{self.src} -> {self.dst}{carried}"
 
+    def of_microbatch(self, microbatch: int) -> "Edge":
+        """The same dependency of another micro-batch."""
+        src, dst = (end._replace(microbatch=microbatch) for end in (self.src, self.dst))
+        return Edge(src, dst, self.via and self.via._replace(microbatch=microbatch), self.volume)
+
     @classmethod
     def parse(cls, text: str) -> "Edge":
         """The inverse of `str`. Raises BadInput."""
@@ -130,12 +135,20 @@ DISPATCH_BACKWARD = Volume((Term(Rows.COPIES, 1), Term(Rows.ASSIGNMENTS, 0, WEIG
 def edges(model: Model, placement: Placement, recompute: str = "none", chunks: int = 1) -> Iterator[Edge]:
     """Every data dependency of one micro-batch (number 0), forward and backward; a volume counts rows of its chunk.
 
+    Where a placement has two directions, those of micro-batch 1 follow.
+
     With `recompute` "redispatch" nothing but x is kept of a layer: its attention runs once more (pass R) and sends u
     once more, for the experts' backward. Weights and row numbers stay with the experts.
 
-    No dependency crosses micro-batches, so those of micro-batch m are the same with m in place of 0. Gradient sums and
-    the optimizer step are not in here: they wait for every action of their group (see `bench.lower`).
+    No dependency crosses micro-batches, so those of another micro-batch of a direction are the same with its number.
+    Gradient sums and the optimizer step are not in here: they wait for every action of their group (see `bench.lower`).
     """
+    for microbatch in range(placement.directions):
+        for edge in _one_way(model, placement.seen_by(microbatch), recompute, chunks):
+            yield edge.of_microbatch(microbatch) if microbatch else edge
+
+
+def _one_way(model: Model, placement: Placement, recompute: str, chunks: int) -> Iterator[Edge]:
     yield from _input_edge(placement, 0, Action(Kind.EMBED), Action(Kind.EMBED, Pass.B))
     for layer in range(model.num_layers):
         yield from layer_edges(model, placement, layer, recompute, chunks)
@@ -220,7 +233,7 @@ def _own_passes(kind: Kind, layer: int, chunk: int = 0) -> Iterator[Edge]:
 
 def ends(placement: Placement, transfer: Action) -> tuple[str, str]:
     """Names of the groups a transfer leaves and reaches."""
-    layer = transfer.layer
+    layer, placement = transfer.layer, placement.seen_by(transfer.microbatch)
     match transfer.kind:
         case Kind.DISPATCH:
             there = (placement.attention[layer], placement.home(Kind.EXPERT, layer))

@@ -153,7 +153,7 @@ class Load:
     def message(self, transfer: Action) -> Message:
         """The bytes of a transfer. Raises BadInput for an action that is no transfer of this placement."""
         action, volume = transfer._replace(microbatch=0, chunk=0), self.volume(transfer)
-        source, target = (self.placement.by_name[name] for name in ends(self.placement, action))
+        source, target = (self.placement.by_name[name] for name in ends(self.placement, transfer))
         per_node = self.case.cluster.gpus_per_node
         from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
         over_nic = from_rank // per_node != to_rank // per_node

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import COMPUTE, TRANSFERS, Action, Codes, Kind, Pass, at_microbatch, unpack, view
+from bench.action import COMPUTE, TRANSFERS, Action, Codes, Kind, Pass, templates_of, unpack, view
 from bench.check import require_complete
 from bench.edges import Edge, Volume, edges, ends
 from bench.errors import BadInput
@@ -42,10 +42,10 @@ def lower(plan: Plan, model: Model) -> Program:
     sizes = [len(queue.code) for queue in queues]
     index = plan.placement.index
     group = np.repeat(np.array([index[queue.group] for queue in queues], dtype=np.int16), sizes)
-    base = at_microbatch(code, -unpack(code).microbatch)
-    templates, template = np.unique(base, return_inverse=True)
-    places = _Places(templates, template.astype(np.int32), op, unpack(code).microbatch, plan.num_microbatches)
-    waits = [*_edge_waits(plan, graph, places), *_sync_waits(queues, op)]
+    templates, template = np.unique(templates_of(code, plan.directions), return_inverse=True)
+    turn = unpack(code).microbatch // plan.directions
+    places = _Places(templates, template.astype(np.int32), op, turn, plan.num_microbatches // plan.directions)
+    waits = [*_edge_waits(plan, graph, places), *_sync_waits(plan, queues)]
     dep_ptr, deps = _csr(waits, len(op))
     peer, partner = _partners(plan, places, len(op))
     volume_of = {edge.via: edge.volume for edge in graph if edge.via is not None}
@@ -77,7 +77,7 @@ def parse_program(text: str) -> Program:
 
 
 class _Transfers(NamedTuple):
-    """The transfers of one queue: their places, and for each distinct one (micro-batch aside) its two ends."""
+    """The transfers of one queue: their places, and for each template among them its two ends."""
 
     places: NDArray[np.int64]
     which: NDArray[np.int64]
@@ -88,7 +88,7 @@ class _Transfers(NamedTuple):
     def of(cls, plan: Plan, codes: Codes) -> "_Transfers":
         columns = unpack(codes)
         places = np.flatnonzero(np.isin(columns.kind, [int(kind) for kind in TRANSFERS]))
-        bases, which = np.unique(at_microbatch(codes[places], -columns.microbatch[places]), return_inverse=True)
+        bases, which = np.unique(templates_of(codes[places], plan.directions), return_inverse=True)
         actions = tuple(view(int(code)) for code in bases)
         return cls(places, which, actions, tuple(ends(plan.placement, action) for action in actions))
 
@@ -143,19 +143,18 @@ def _receive_queues(plan: Plan) -> list[_Queue]:
 
 
 class _Places:
-    """Where each action stands: operation numbers by template and micro-batch, own end and receiving end apart."""
+    """Where each action stands: operation numbers by template and turn (number of the micro-batch in its direction),
+    own end and receiving end apart."""
 
-    def __init__(
-        self, templates: Codes, template: Ints, op: NDArray[np.int8], microbatch: Codes, num_microbatches: int
-    ) -> None:
+    def __init__(self, templates: Codes, template: Ints, op: NDArray[np.int8], turn: Codes, num_turns: int) -> None:
         self.templates = {int(code): t for t, code in enumerate(templates)}
-        shape = (len(templates), num_microbatches)
+        shape = (len(templates), num_turns)
         self.own = np.full(shape, -1, dtype=np.int32)
         self.received = np.full(shape, -1, dtype=np.int32)
         numbers = np.arange(len(op), dtype=np.int32)
         arrives = op == Op.RECV
-        self.own[template[~arrives], microbatch[~arrives]] = numbers[~arrives]
-        self.received[template[arrives], microbatch[arrives]] = numbers[arrives]
+        self.own[template[~arrives], turn[~arrives]] = numbers[~arrives]
+        self.received[template[arrives], turn[arrives]] = numbers[arrives]
 
         self.rows = {view(code): row for code, row in self.templates.items()}
 
@@ -163,7 +162,7 @@ class _Places:
         return self.rows[action]
 
     def of(self, action: Action) -> Ints:
-        """Operation number for each micro-batch: of the action, or of a transfer's sending end."""
+        """Operation number for each turn: of the action, or of a transfer's sending end."""
         return self.own[self._row(action)]
 
     def arrival(self, action: Action) -> Ints:
@@ -191,8 +190,9 @@ def _edge_waits(plan: Plan, graph: list[Edge], places: _Places) -> list[tuple[In
     return waits
 
 
-def _sync_waits(queues: list[_Queue], op: NDArray[np.int8]) -> list[tuple[Ints, Ints]]:
-    """A gradient sum waits for the last computation in each of its group's queues; an update for its group's sum."""
+def _sync_waits(plan: Plan, queues: list[_Queue]) -> list[tuple[Ints, Ints]]:
+    """A gradient sum waits for the last computation in each queue of the groups that it sums over; an update for its
+    group's sum."""
     waits: list[tuple[Ints, Ints]] = []
     starts = np.concatenate([[0], np.cumsum([len(queue.code) for queue in queues])])
     last_compute: dict[str, list[int]] = {}
@@ -204,8 +204,9 @@ def _sync_waits(queues: list[_Queue], op: NDArray[np.int8]) -> list[tuple[Ints, 
     for queue, start in zip(queues, starts[:-1], strict=True):
         for place in np.flatnonzero(queue.op == Op.SYNC):
             sync_of[queue.group] = int(start + place)
-            for compute in last_compute.get(queue.group, []):
-                waits.append((np.array([start + place], np.int32), np.array([compute], np.int32)))
+            for holder in plan.placement.holders(queue.group):
+                for compute in last_compute.get(holder.name, []):
+                    waits.append((np.array([start + place], np.int32), np.array([compute], np.int32)))
     for queue, start in zip(queues, starts[:-1], strict=True):
         for place in np.flatnonzero(queue.op == Op.UPDATE):
             waits.append((np.array([start + place], np.int32), np.array([sync_of[queue.group]], np.int32)))

@@ -2,9 +2,13 @@
 
 A replica is one whole pipeline. Its ranks are 0 .. size-1; further replicas are copies at an offset. Rank i of every
 group that holds attention, embedding or head works on the same sequences.
+
+A pipeline may run in two directions, as DualPipe's does (DeepSeek-V3, arXiv 2412.19437, section 3.2.1): micro-batch m
+goes in direction m % 2, and what direction 0 has on group g of G, direction 1 has on group G - 1 - g. So groups g and
+G - 1 - g hold the same parts, each its own copy.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bench.action import Kind
@@ -41,7 +45,8 @@ class Placement:
     """Groups of one replica and the home of every part.
 
     `attention[l]`, `expert[l]` (None for a dense layer) and `join[l]` name the groups that hold layer l's attention,
-    its experts, and that form x_{l+1}. `shared_on` says which side computes shared experts.
+    its experts, and that form x_{l+1}. `shared_on` says which side computes shared experts. With two `directions`
+    these are the homes of direction 0.
     """
 
     groups: tuple[Group, ...]
@@ -51,6 +56,7 @@ class Placement:
     expert: tuple[str | None, ...]
     join: tuple[str, ...]
     shared_on: str = "attention"
+    directions: int = 1
 
     @cached_property
     def by_name(self) -> dict[str, Group]:
@@ -79,8 +85,33 @@ class Placement:
         """For layer index 0..L, the group that consumes x_l: attention homes, then the head's."""
         return (*self.attention, self.head)
 
-    def home(self, kind: Kind, layer: int = 0) -> str:
-        """The group on which a compute action of that kind and layer runs."""
+    def seen_by(self, microbatch: int) -> "Placement":
+        """The homes in the direction of a micro-batch."""
+        return self._mirrored if microbatch % self.directions else self
+
+    @cached_property
+    def _mirrored(self) -> "Placement":
+        there = {one.name: other.name for one, other in zip(self.groups, reversed(self.groups), strict=True)}
+        return replace(
+            self,
+            embed=there[self.embed],
+            head=there[self.head],
+            attention=tuple(there[name] for name in self.attention),
+            expert=tuple(name and there[name] for name in self.expert),
+            join=tuple(there[name] for name in self.join),
+            directions=1,
+        )
+
+    def holders(self, group: str) -> tuple[Group, ...]:
+        """The groups that hold what `group` holds, itself among them, in the order of their ranks."""
+        mine = self.index[group]
+        both = {mine, len(self.groups) - 1 - mine} if self.directions == 2 else {mine}
+        return tuple(self.groups[i] for i in sorted(both))
+
+    def home(self, kind: Kind, layer: int = 0, microbatch: int = 0) -> str:
+        """The group on which a compute action of that kind, layer and micro-batch runs."""
+        if microbatch % self.directions:
+            return self._mirrored.home(kind, layer)
         match kind:
             case Kind.EMBED:
                 return self.embed
@@ -102,7 +133,7 @@ class Placement:
         return self.join[layer] != self.pipeline_ends[layer + 1]
 
     def validate(self) -> None:
-        """Raises BadInput where groups overlap, leave gaps or hold different sequences."""
+        """Raises BadInput where groups overlap, leave gaps, hold different sequences or have no mirror image."""
         expected = 0
         for group in self.groups:
             if group.first != expected or group.size < 1:
@@ -119,3 +150,8 @@ class Placement:
                 raise BadInput(
                     "placement", str(self.by_name[name]), f"{self.data_ranks} ranks, as the embedding's group"
                 )
+        if self.directions not in (1, 2):
+            raise BadInput("placement.directions", self.directions, "1 or 2")
+        sizes = [group.size for group in self.groups]
+        if self.directions == 2 and sizes != sizes[::-1]:
+            raise BadInput("placement", sizes, "sizes of groups that read the same backwards, for two directions")

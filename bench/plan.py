@@ -26,7 +26,9 @@ from bench.errors import BadInput
 from bench.placement import Group, Placement
 
 COMPUTE_STREAM = "compute"
-TRAITS = ("modelled-only", "changes-model", "two-copies", "capacity-padded", "inference")
+EXECUTABLE_TRAITS = ("two-copies", "pair-order")
+"""Every parameter lives twice; the order of a forward and a backward of the system, without the rest of it."""
+TRAITS = ("modelled-only", "changes-model", "capacity-padded", "inference", *EXECUTABLE_TRAITS)
 COPIES = ("expert", "rank", "node")
 RECOMPUTE = ("none", "full", "redispatch")
 
@@ -82,6 +84,11 @@ class Plan:
     traits: tuple[str, ...] = field(default=())
     chunks: int = 1
 
+    @property
+    def directions(self) -> int:
+        """See `bench.placement`."""
+        return self.placement.directions
+
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("copies", self.copies, COPIES),
@@ -91,6 +98,8 @@ class Plan:
                 raise BadInput(f"plan.{name}", value, " or ".join(allowed))
         if not 1 <= self.num_microbatches < 1 << 20:
             raise BadInput("plan.microbatches", self.num_microbatches, "1 to 1048575")
+        if self.num_microbatches % self.directions:
+            raise BadInput("plan.microbatches", self.num_microbatches, "an even number, for two directions")
         if not 1 <= self.chunks <= MAX_CHUNKS:
             raise BadInput("plan.chunks", self.chunks, f"1 to {MAX_CHUNKS}")
         for trait in self.traits:
@@ -101,14 +110,20 @@ class Plan:
                 raise BadInput("plan.queue", group, f"a group: {', '.join(self.placement.by_name)}")
 
     @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Traits that keep it from being executed."""
+        return tuple(trait for trait in self.traits if trait not in EXECUTABLE_TRAITS)
+
+    @property
     def num_actions(self) -> int:
         return sum(len(queue) for queue in self.queues.values())
 
     def __str__(self) -> str:
         traits = f" traits={','.join(self.traits)}" if self.traits else ""
         chunks = f" chunks={self.chunks}" if self.chunks > 1 else ""
+        directions = f" directions={self.directions}" if self.directions > 1 else ""
         head = f"plan {self.system} microbatches={self.num_microbatches} copies={self.copies}"
-        lines = [f"{head} recompute={self.recompute}{chunks}{traits}"]
+        lines = [f"{head} recompute={self.recompute}{chunks}{directions}{traits}"]
         lines += [f"group {group}" for group in self.placement.groups]
         lines += [f"home {word} {' '.join(names)}" for word, names in _homes(self.placement)]
         for (group, stream), queue in self.queues.items():
@@ -167,10 +182,10 @@ class _PlanReader:
         match words[0]:
             case "plan" if len(words) >= 2 and all("=" in word for word in words[2:]):
                 self.head = {"system": words[1], **dict(word.split("=", 1) for word in words[2:])}
-                unknown = self.head.keys() - {"system", "microbatches", "copies", "recompute", "chunks", "traits"}
-                numbers = (self.head.get("microbatches", ""), self.head.get("chunks", "1"))
+                unknown = self.head.keys() - {"system", "microbatches", "copies", "recompute", "traits", *_COUNTS}
+                numbers = (self.head.get("microbatches", ""), *(self.head.get(word, "1") for word in _COUNTS))
                 if unknown or not all(number.isdigit() for number in numbers):
-                    allowed = "plan SYSTEM microbatches=N [copies=] [recompute=] [chunks=N] [traits=]"
+                    allowed = "plan SYSTEM microbatches=N [copies=] [recompute=] [chunks=N] [directions=N] [traits=]"
                     raise self._bad(" ".join(words), allowed)
             case "group":
                 self.groups.append(Group.parse(" ".join(words[1:])))
@@ -193,6 +208,7 @@ class _PlanReader:
             tuple(None if name == "-" else name for name in homes["expert"]),
             tuple(homes["join"]),
             homes["shared"][0],
+            int(self.head.get("directions", "1")),
         )
         placement.validate()
         return Plan(
@@ -207,4 +223,5 @@ class _PlanReader:
         )
 
 
+_COUNTS = ("chunks", "directions")
 _NO_PLACEMENT = Placement((), "", "", (), (), ())

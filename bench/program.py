@@ -54,10 +54,12 @@ class Program:
 
     Columns (one entry an operation): `op` (`Op`), `code` (packed action), `group` (index into the placement's groups),
     `peer` (the other end's group for SEND and RECV, else -1), `partner` (the other end's operation, else -1),
-    `template` (number of the action with micro-batch 0 in `templates`; costs are per template).
-    Dependencies of operation k on others of its own group: deps[dep_ptr[k] : dep_ptr[k+1]]. A RECV on rank j of its
-    group needs its partner SEND on every rank of the sending group that has rows for j; a residual or hop goes from
-    rank i to rank i. An UPDATE needs every SYNC of the replica.
+    `template` (number in `templates` of the action with the first micro-batch of its direction, 0 where there is one
+    direction only; costs are per template).
+    Dependencies of operation k on others of its own group: deps[dep_ptr[k] : dep_ptr[k+1]]; those of a SYNC also on
+    operations of a group of equal size that holds the same parts, rank i on rank i. A RECV on rank j of its group needs
+    its partner SEND on every rank of the sending group that has rows for j; a residual or hop goes from rank i to
+    rank i. An UPDATE needs every SYNC of the replica.
     """
 
     plan: Plan

@@ -120,20 +120,24 @@ class State:
 
     def _shared(self, group: Group) -> list[Shared]:
         offsets = np.arange(self.num_replicas) * self.placement.size
-        ranks = np.array(group.ranks)
+        holders = self.placement.holders(group.name)
+        ranks = np.concatenate([holder.ranks for holder in holders])
         everyone = np.tile((offsets[:, None] + ranks).ravel(), (group.size, 1))
-        own_replicas = ranks[:, None] + offsets
-        counts = self._counts[group.name]
+        same_place = np.array([[holder.first + i for holder in holders] for i in range(group.size)])
+        own_replicas = (same_place[:, None, :] + offsets[:, None]).reshape(group.size, -1)
+        # With two directions, a group has what is its own in either, and so has its mirror image.
+        counts = [self._counts[holder.name] for holder in holders]
         found = [
-            Shared(counts.replicated, everyone),
-            Shared(counts.experts // group.size, own_replicas),
-            Shared(counts.shared_experts, everyone),
+            Shared(sum(each.replicated for each in counts), everyone),
+            Shared(sum(each.experts for each in counts) // group.size, own_replicas),
+            Shared(sum(each.shared_experts for each in counts), everyone),
         ]
         return [each for each in found if each.num_params]
 
     @cached_property
     def _counts(self) -> dict[str, "_Counts"]:
-        """Parameters of each group: held by every rank, divided over the ranks, and shared experts beside these."""
+        """Parameters of each group in one direction: held by every rank, divided over the ranks, and shared experts
+        beside these."""
         model, placement = self.case.model, self.placement
         counts = {group.name: _Counts() for group in placement.groups}
         known: dict[tuple[Part, bool], int] = {}
@@ -157,7 +161,7 @@ class State:
                     counts[expert].shared_experts += size("shared", layer)
         counts[placement.embed].replicated += size("embed", 0)
         counts[placement.head].replicated += size("head", 0)
-        if model.tied_head and placement.head != placement.embed:
+        if model.tied_head and placement.embed not in (holder.name for holder in placement.holders(placement.head)):
             # A tied head away from the embedding is a second copy of it.
             counts[placement.head].replicated += size("embed", 0)
         return counts

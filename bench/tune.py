@@ -278,12 +278,12 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
 
 @lru_cache(maxsize=256)
 def kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
-    """For each group, what the forwards of one micro-batch keep."""
+    """For each group, what the forwards of one micro-batch keep, of one in each direction."""
     kept = {group.name: 0.0 for group in placement.groups}
     counted = census(costs.case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)
     for action, times in counted.items():
         if action.pass_ is Pass.F and action.kind in (Kind.ATTENTION, Kind.EXPERT):
             # The least loaded rank: a bound must hold for every rank.
             held = float(costs.held_bytes(Held.FORWARD, action).min())
-            kept[placement.home(action.kind, action.layer)] += times * held
+            kept[placement.home(action.kind, action.layer, action.microbatch)] += times * held
     return kept

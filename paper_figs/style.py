@@ -25,6 +25,7 @@ SYSTEM_COLOURS = {
     "comet": "#009e73",
     "megatron": "#0072b2",
     "megatron-overlap": "#56b4e9",
+    "dualpipe": "#0072b2",
     "dualpipe-v": "#cc79a7",
     "disagmoe": "#d55e00",
 }
@@ -36,6 +37,7 @@ _MARKERS = {
     "comet": "P",
     "megatron": "p",
     "megatron-overlap": "D",
+    "dualpipe": "p",
     "dualpipe-v": "X",
     "disagmoe": "^",
 }

@@ -2,6 +2,7 @@
 
 from bench.system import System
 from systems.baselines.comet import Comet
+from systems.baselines.dualpipe import DualPipe
 from systems.baselines.dualpipe_v import DualPipeV
 from systems.baselines.ep import ExpertParallel
 from systems.baselines.megatron import Megatron
@@ -17,6 +18,7 @@ SYSTEMS: dict[str, System] = {
         ExpertParallel(),
         Megatron(),
         MegatronOverlap(),
+        DualPipe(),
         DualPipeV(),
         Tutel(),
         Comet(),

@@ -43,6 +43,9 @@ def cases(draw: st.DrawFn) -> Case:
         "microbatches": microbatches,
         "cluster": "h800x2",
     }
+    if microbatches >= 4 and draw(st.integers(0, 3)) == 0:
+        pp = draw(st.sampled_from([stages for stages in (1, 2, 4) if 2 * stages <= microbatches]))
+        return make_case("dualpipe", model, ep=draw(st.sampled_from([1, 2, 4])), pp=pp, **common)
     if draw(st.booleans()):
         pp = draw(st.sampled_from([1, 2, 4]))
         vpp = draw(st.sampled_from([1, 2])) if pp == 2 and microbatches % pp == 0 else 1

@@ -13,16 +13,21 @@ from bench.placement import Group, Placement
 from bench.plan import ActionColumn, Plan
 
 
-def random_placement(model: Model, chance: random.Random) -> Placement:
-    """Up to three groups that hold sequences and two of other size, with every part on any group that may have it."""
+def random_placement(model: Model, chance: random.Random, directions: int = 1) -> Placement:
+    """Up to two groups that hold sequences and two of other size, with every part on any group that may have it.
+
+    With two directions the groups read the same from either end, one of the others standing in the middle.
+    """
     data_ranks, expert_ranks = chance.choice([1, 2]), chance.choice([1, 2])
     num_data, num_expert = chance.randint(1, 2), chance.randint(0, 2)
     sizes = [(f"D{i}", data_ranks) for i in range(num_data)] + [(f"E{i}", expert_ranks) for i in range(num_expert)]
+    if directions == 2:
+        sizes = [("D0", data_ranks), *[("E0", expert_ranks)] * bool(num_expert), ("D1", data_ranks)]
     groups, first = [], 0
     for name, size in sizes:
         groups.append(Group(name, first, size))
         first += size
-    data = [group.name for group in groups[:num_data]]
+    data = [group.name for group in groups if group.name.startswith("D")]
     return Placement(
         groups=tuple(groups),
         embed=chance.choice(data),
@@ -35,20 +40,21 @@ def random_placement(model: Model, chance: random.Random) -> Placement:
             attention[layer] if model.is_dense(layer) else chance.choice(data) for layer in range(model.num_layers)
         ),
         shared_on=chance.choice(["attention", "expert"]) if model.num_shared_experts else "attention",
+        directions=directions,
     )
 
 
-def random_plan(model: Model, num_microbatches: int, seed: int) -> Plan:
+def random_plan(model: Model, num_microbatches: int, seed: int, directions: int = 1) -> Plan:
     """Queues in one random order of all actions; which stream a channel's or a group's weight gradients use, also."""
     chance = random.Random(seed)
-    placement = random_placement(model, chance)
+    placement = random_placement(model, chance, directions)
     recompute = chance.choice(["none", "full", "redispatch"])
     chunks = (1, 2, 1, 4)[seed % 4]
     queues: dict[tuple[str, str], list[Action]] = {(group.name, "compute"): [] for group in placement.groups}
     streams: dict[tuple[str, Kind, Pass], str] = {}
     for action in _random_order(list(edges(model, placement, recompute, chunks)), num_microbatches, chance):
         if action.kind in COMPUTE:
-            group = placement.home(action.kind, action.layer)
+            group = placement.home(action.kind, action.layer, action.microbatch)
             choices = ["compute", "weights"] if action.pass_ is Pass.W else ["compute"]
         else:
             group = ends(placement, action)[0]
@@ -95,10 +101,12 @@ def _random_order(graph: list[Edge], num_microbatches: int, chance: random.Rando
     # Rows that come once more are counted as the first time.
     for action in [one for one in after if one.kind is Kind.DISPATCH and one.pass_ is Pass.R]:
         after[action].add(action._replace(pass_=Pass.F))
+    directions = 1 + max(action.microbatch for action in after)
     waiting = {
         action._replace(microbatch=m): {before._replace(microbatch=m) for before in needed}
         for m in range(num_microbatches)
         for action, needed in after.items()
+        if action.microbatch == m % directions
     }
     order: list[Action] = []
     while waiting:

@@ -13,7 +13,7 @@ from bench.models import get_model
 from bench.plan import Plan
 from bench.predict import predict
 from bench.program import Op
-from bench.system import default_layout, get_system, plan_of
+from bench.system import KnowsInFlight, default_layout, get_system, plan_of
 from systems.baselines.interleaved import num_warmup, order
 from tests.cases import make_case
 
@@ -21,7 +21,7 @@ LAYERS16 = get_model("tiny").model_copy(update={"num_layers": 16})
 
 
 def plan(system: str, microbatches: int, **layout: int) -> Plan:
-    case = make_case(system, LAYERS16, microbatches=microbatches, **layout)
+    case = make_case(system, LAYERS16, "h800x2", microbatches=microbatches, **layout)
     made = plan_of(case)
     check(lower(made, case.model))
     return made
@@ -112,20 +112,15 @@ def test_a_pair_is_issued_in_megatrons_order() -> None:
 
 
 def pairs_of(made: Plan, group: str) -> int:
-    """Woven layer pairs over layers per chunk: forwards of experts right behind a backward's wgrad of another chunk."""
-    queue = [a for a in made.queues[group, "compute"] if a.kind is Kind.EXPERT]
-    woven = sum(
-        later.pass_ is Pass.F and sooner.pass_ is Pass.W and _neighbour_is_attention_f(made, group, sooner)
-        for sooner, later in pairwise(queue)
-    )
-    return woven
-
-
-def _neighbour_is_attention_f(made: Plan, group: str, wgrad: Action) -> bool:
-    """In a pair attention.F stands right before the experts' dgrad."""
+    """Woven layer pairs: experts' forwards right behind another's wgrad, before whose dgrad attention.F stands."""
     queue = list(made.queues[group, "compute"])
-    before = queue[queue.index(wgrad._replace(pass_=Pass.B)) - 1]
-    return before.kind is Kind.ATTENTION and before.pass_ is Pass.F
+    place = {action: i for i, action in enumerate(queue)}
+    woven = 0
+    for sooner, later in pairwise(action for action in queue if action.kind is Kind.EXPERT):
+        if sooner.pass_ is Pass.W and later.pass_ is Pass.F:
+            before = queue[place[sooner._replace(pass_=Pass.B)] - 1]
+            woven += before.kind is Kind.ATTENTION and before.pass_ is Pass.F
+    return woven
 
 
 def of_layer(made: Plan, stream: str, layer: int, pass_: Pass) -> list[str]:
@@ -200,3 +195,88 @@ def test_dualpipe_v_folds_the_stages() -> None:
     made = plan("dualpipe-v", 8, ep=1, pp=4, vpp=2)
     assert made.placement.attention[::2] == ("S0", "S1", "S2", "S3", "S3", "S2", "S1", "S0")
     assert made.placement.embed == made.placement.head == "S0"
+
+
+@pytest.mark.parametrize(("ranks", "m"), [(2, 4), (2, 6), (4, 8), (4, 12), (8, 16), (8, 20)])
+def test_dualpipe_counts(ranks: int, m: int) -> None:
+    """M - 2P + 2h + 2 + (H - h - 1) woven pairs, less one on the two middle ranks; every chunk has its F, B and W."""
+    made = plan("dualpipe", m, ep=1, pp=ranks)
+    per_chunk, half = 16 // ranks, ranks // 2
+    for rank in range(ranks):
+        h = min(rank, ranks - 1 - rank)
+        expected = m - 2 * ranks + 2 * h + 2 + (half - h - 1) - (h == half - 1)
+        assert pairs_of(made, f"S{rank}") == expected * per_chunk
+        # Steps 1 and 2: P chunks of forwards, of the own end's direction P - h - 1 and of the other h + 1.
+        first = [a for a in made.queues[f"S{rank}", "compute"] if a.kind is Kind.ATTENTION][: ranks * per_chunk]
+        assert {a.pass_ for a in first} == {Pass.F}
+        own_end = sum(a.microbatch % 2 == (rank >= half) for a in first)
+        assert own_end == (ranks - h - 1) * per_chunk
+        # Steps 7 and 8: the first backwards put off are made good one by one, the last after everything else.
+        assert passes(made, f"S{rank}").endswith("W" * per_chunk)
+        for pass_ in "FBW":
+            assert passes(made, f"S{rank}").count(pass_) == m * per_chunk
+
+
+@pytest.mark.parametrize(
+    ("ranks", "m", "least", "most"),
+    [(8, 16, 0.31, 0.44), (8, 20, 0.45, 0.55), (8, 64, 0.83, 0.86), (16, 32, 0.28, 0.47), (16, 64, 0.64, 0.73)],
+)
+def test_dualpipe_weaves_most_pairs_only_with_many_microbatches(ranks: int, m: int, least: float, most: float) -> None:
+    made = plan("dualpipe", m, ep=1, pp=ranks)
+    woven = [pairs_of(made, f"S{rank}") / (m * (16 // ranks)) for rank in range(ranks)]
+    assert (round(min(woven), 2), round(max(woven), 2)) == (least, most)
+
+
+def test_dualpipe_mirrors_itself() -> None:
+    """Rank P - 1 - r does in direction 1 what rank r does in direction 0."""
+    made = plan("dualpipe", 12, ep=2, pp=4)
+    for r in range(4):
+        for stream in ("compute", "all-to-all", "hops"):
+            other = [a._replace(microbatch=a.microbatch ^ 1) for a in made.queues[f"S{3 - r}", stream]]
+            end = [Action(Kind.SYNC), Action(Kind.UPDATE)] if stream == "compute" else []
+            assert [*made.queues[f"S{r}", stream]] == (other[: len(other) - len(end)] + end)
+
+
+def test_dualpipe_with_one_stage_is_the_order_of_a_pair() -> None:
+    made, plain = plan("dualpipe", 3, ep=2), plan("megatron-overlap", 3, ep=2)
+    assert (made.traits, plan("dualpipe", 4, ep=1, pp=2).traits) == (("pair-order",), ("two-copies",))
+    assert made.directions == 1
+    assert dict(made.queues) == dict(plain.queues)
+
+
+@pytest.mark.parametrize(
+    ("m", "layout", "says"),
+    [
+        (8, {"pp": 3}, "layout.pp: 3 is not valid; allowed: an even number of stages"),
+        (9, {"pp": 4}, "micro-batches: 9 is not valid; allowed: an even number"),
+        (6, {"pp": 4}, "layout.pp: 4 is not valid; allowed: at most half of the 6 micro-batches"),
+        (8, {"pp": 2, "vpp": 2}, "layout.vpp: 2 is not valid; allowed: not used by dualpipe"),
+    ],
+)
+def test_dualpipe_refuses_what_it_has_no_order_for(m: int, layout: dict[str, int], says: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        plan("dualpipe", m, ep=1, **layout)
+    assert str(refused.value).startswith(says)
+
+
+def test_dualpipes_space_is_what_it_can_plan() -> None:
+    spec = make_case("dualpipe", microbatches=64)
+    layouts = list(get_system("dualpipe").space(spec))
+    assert {layout.pp for layout in layouts} == {2, 4}
+    for layout in layouts:
+        plan_of(spec.with_layout(layout))
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4, 8])
+def test_what_dualpipe_says_is_in_flight_is_so(pp: int) -> None:
+    """Micro-batches whose forward stands before the first backward; one of each direction counts as one."""
+    case = make_case("dualpipe", LAYERS16, microbatches=16, ep=1, pp=pp)
+    system = get_system("dualpipe")
+    assert isinstance(system, KnowsInFlight)
+    queues = plan_of(case).queues
+    for group, number in system.in_flight(case).items():
+        work = [a for a in queues[group, "compute"] if a.kind is Kind.ATTENTION]
+        before = next(i for i, a in enumerate(work) if a.pass_ is Pass.B)
+        layers = len({a.layer for a in work})
+        # In a pair the forward's first layer stands before the backward's; at the middle so does a whole chunk.
+        assert number * layers <= before <= (number + 1) * layers

@@ -35,7 +35,8 @@ def test_actions_counted_together_cost_the_same(case: Case) -> None:
         counted = census(case.model, plan.placement, plan.recompute, plan.chunks, layers_alike=alike)
         for action, times in counted.items():
             if action.kind in COMPUTE:
-                total[plan.placement.home(action.kind, action.layer)] += times * float(costs.seconds(action).sum())
+                home = plan.placement.home(action.kind, action.layer, action.microbatch)
+                total[home] += times * float(costs.seconds(action).sum())
         if alike:
             together = total
     assert all(abs(together[name] - total[name]) <= 1e-9 * total[name] for name in total)

@@ -49,9 +49,9 @@ def test_every_model_flop_is_done_once(case: Case) -> None:
     for routing in ("balanced", "zipf:1"):
         costs = costs_of(with_routing(case, routing))
         done = sum(float(costs.flops(action).sum()) for action in actions_of(costs) if action.kind in COMPUTE)
-        microbatches = batch_of(case, costs.placement).num_microbatches
+        each_way = batch_of(case, costs.placement).num_microbatches / costs.placement.directions
         expected = step_flops(case.model, case.workload.seq_len, case.workload.global_batch_tokens)
-        assert done * microbatches == pytest.approx(expected)
+        assert done * each_way == pytest.approx(expected)
 
 
 def test_a_head_takes_its_gemm_and_its_loss_at_the_data_sheets_rates() -> None:
@@ -247,6 +247,32 @@ def test_static_state_holds_every_parameter(system: str, copies: int, shard_stat
     held = sum(costs.static_bytes(group.name) * group.size for group in costs.placement.groups)
     shards, expert_shards = (2 * copies, 2) if shard_state else (1, 1)
     assert held == pytest.approx(copies * rest * (6 + 12 / shards) + experts * (6 + 12 / expert_shards))
+
+
+@pytest.mark.parametrize("shard_state", [True, False])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_two_directions_hold_every_parameter_twice(pp: int, shard_state: bool) -> None:
+    """Optimizer state is divided over both copies: their ranks hold the same. One stage has one copy."""
+    case = make_case("dualpipe", "tiny-shared", microbatches=8, ep=2, pp=pp, shard_state=shard_state)
+    costs = costs_of(case)
+    copies = 1 if pp == 1 else 2
+    experts = 3 * 8 * 3 * 64 * 96
+    rest = num_parameters(case.model).total - experts
+    held = sum(costs.static_bytes(group.name) * group.size for group in costs.placement.groups)
+    shards, expert_shards = (2 * copies, copies) if shard_state else (1, 1)
+    expected = copies * (2 * rest * (6 + 12 / shards) + experts * (6 + 12 / expert_shards))
+    assert held == pytest.approx(expected)
+    mirrored = [costs.static_bytes(group.name) for group in reversed(costs.placement.groups)]
+    assert [costs.static_bytes(group.name) for group in costs.placement.groups] == mirrored
+
+
+def test_two_copies_sum_their_gradients_over_each_other() -> None:
+    """A rank's ring is that of both copies: of experts two ranks, of all else the four of both groups."""
+    costs = costs_of(make_case("dualpipe", microbatches=4, ep=2, pp=2, shard_state=False))
+    experts = 4 * 8 * 3 * 64 * 96 // 2  # both stages' layers, half of the experts
+    rest = num_parameters(costs.case.model).total - 2 * experts
+    assert costs.sync_bytes("S0") == pytest.approx(2 * 4 * (experts / 2 + rest * 3 / 4))
+    assert costs.sync_bytes("S1") == costs.sync_bytes("S0")
 
 
 def test_state_is_divided_over_the_ranks_that_hold_the_same() -> None:

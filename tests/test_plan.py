@@ -18,6 +18,8 @@ GOLDEN_CASES = {
     "ep-1f1b": make_case("ep", microbatches=4, ep=2, pp=2),
     "ep-interleaved": make_case("ep", microbatches=4, ep=1, pp=2, vpp=2),
     "megatron": make_case("megatron", microbatches=4, ep=1, pp=2, vpp=2, copies="expert"),
+    "dualpipe": make_case("dualpipe", microbatches=8, ep=1, pp=4),
+    "dualpipe-one-stage": make_case("dualpipe", microbatches=3, ep=2),
     "tutel": make_case("tutel", microbatches=2, ep=2, pp=2, chunks=2),
     "tutel-redispatch": make_case("tutel", "tiny-shared", microbatches=1, ep=2, chunks=4, recompute="redispatch"),
     "comet": make_case("comet", microbatches=1, ep=2, chunks=2, comm_sms=20),

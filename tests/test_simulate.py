@@ -176,12 +176,13 @@ def test_work_is_conserved_and_resources_are_used_once_at_a_time(case: Case, rou
         for (_, earlier_end), (later_start, _) in pairwise(sorted(intervals)):
             assert later_start >= earlier_end - 1e-12
     computed = timeline.op == Op.COMPUTE
+    each_way = program.plan.num_microbatches / program.plan.directions
     seconds = sum(float(costs.seconds(a).sum()) for a in actions_of(costs) if a.kind in COMPUTE)
-    assert (timeline.end_s - timeline.start_s)[computed].sum() == pytest.approx(seconds * program.plan.num_microbatches)
+    assert (timeline.end_s - timeline.start_s)[computed].sum() == pytest.approx(seconds * each_way)
     crossing = sum(float(costs.message(a).crossing.sum()) for a in actions_of(costs) if a.kind not in COMPUTE)
     for op in (Op.SEND, Op.RECV):
         moved = timeline.bytes[timeline.op == op].sum()
-        assert moved == pytest.approx(crossing * program.plan.num_microbatches)
+        assert moved == pytest.approx(crossing * each_way)
 
 
 def _groups(program: Program, timeline: Timeline) -> list[int]:
@@ -192,7 +193,8 @@ def _groups(program: Program, timeline: Timeline) -> list[int]:
 def _taken(costs: Costs, timeline: Timeline, row: int, place: int) -> dict[str, float]:
     """Seconds that a task takes each resource of its rank for, from its start on."""
     columns = unpack(timeline.code[row : row + 1])
-    action = Action(Kind(int(columns.kind[0])), Pass(int(columns.pass_[0])), int(columns.layer[0]))
+    part = Kind(int(columns.kind[0])), Pass(int(columns.pass_[0])), int(columns.layer[0])
+    action = Action(*part, int(columns.microbatch[0]))
     group = timeline.queues[timeline.queue[row]][0]
     match Op(timeline.op[row]):
         case Op.COMPUTE:
@@ -380,6 +382,7 @@ SMALL: list[tuple[str, dict[str, Any]]] = [
     ("ep", {"ep": 2, "microbatches": 2}),
     ("ep", {"ep": 2, "pp": 2, "microbatches": 2, "replicas": 2}),
     ("ep", {"ep": 4, "cluster": "h800x1", "microbatches": 1, "model": "tiny-shared"}),
+    ("dualpipe", {"ep": 2, "pp": 2, "microbatches": 4}),
     ("disagmoe", {"attention_ranks": 2, "expert_ranks": 2, "microbatches": 2}),
     ("disagmoe", {"attention_ranks": 1, "expert_ranks": 2, "groups": 2, "round_length": 2, "microbatches": 2}),
     ("disagmoe", {"attention_ranks": 3, "expert_ranks": 1, "groups": 2, "microbatches": 1, "replicas": 2}),

@@ -135,9 +135,9 @@ def run_cases(names: list[str], model: str, ranks: int, device: str, seq_len: in
     specs = [options.spec_of(name, model, here, seq_len, tokens, dtype, "learned", seed) for name in names]
     cases = [spec.with_layout(trying_layout(spec)) for spec in specs]
     for case in cases:
-        if traits := plan_of(case).traits:
+        if traits := plan_of(case).obstacles:
             typer.echo(f"moebench: {case.system} is not run: its plan is {', '.join(traits)}", err=True)
-    return [case for case in cases if not plan_of(case).traits]
+    return [case for case in cases if not plan_of(case).obstacles]
 
 
 def _simulated(

@@ -42,8 +42,8 @@ class Job:
         """Plans, lowers and checks. Raises BadInput where the case cannot be executed."""
         require_supported(case.model)
         plan = plan_of(case)
-        if plan.traits:
-            raise BadInput("system", case.system, f"one that can be executed; its plan is {', '.join(plan.traits)}")
+        if plan.obstacles:
+            raise BadInput("system", case.system, f"one that can be executed; its plan is {', '.join(plan.obstacles)}")
         job = cls(case, lower(plan, case.model), batch_of(case, plan.placement), data)
         check(job.program)
         job.corpus()  # refuses a model whose vocabulary is too small for the text

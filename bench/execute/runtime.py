@@ -109,8 +109,8 @@ class Worker:
 
 def _require_executable(program: Program, batch: Batch) -> None:
     plan = program.plan
-    if plan.traits:
-        raise BadInput("plan.traits", ", ".join(plan.traits), "none, to be executed")
+    if plan.obstacles:
+        raise BadInput("plan.traits", ", ".join(plan.obstacles), "none of these, to be executed")
     if plan.copies not in ("expert", "rank"):
         raise BadInput("plan.copies", plan.copies, "expert or rank, to be executed")
     if (batch.num_microbatches, batch.num_ranks) != (plan.num_microbatches, plan.placement.data_ranks):

@@ -81,7 +81,7 @@ class _Table:
         for row, code in enumerate(program.templates):
             action = view(int(code))
             if action.kind in COMPUTE:
-                n = sizes[index[self.placement.home(action.kind, action.layer)]]
+                n = sizes[index[self.placement.home(action.kind, action.layer, action.microbatch)]]
                 first[row, :n] = costs.seconds(action)[:n]
                 self.flops[row, :n] = costs.flops(action)[:n]
             elif program.volumes[row].terms:

@@ -84,6 +84,14 @@ class Colocated(ABC):
         """The stage that holds a chunk of layers."""
         return chunk % pp
 
+    def chunks_of(self, stage: int, layout: Layout) -> list[int]:
+        """The chunks that a stage holds, in the order in which its turns number them."""
+        return [chunk for chunk in range(layout.pp * layout.vpp) if self.stage_of(chunk, layout.pp) == stage]
+
+    def traits_of(self, layout: Layout) -> tuple[str, ...]:
+        """Traits of a plan of that layout."""
+        return self.traits
+
     @abstractmethod
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
         """Chunks of forward work that a stage has done before its first backward begins."""
@@ -143,10 +151,10 @@ class Colocated(ABC):
         chunks = chunks_of_layers(model.num_layers, layout.pp * layout.vpp)
         queues = {}
         for number, group in enumerate(placement.groups):
-            mine = (layers for c, layers in enumerate(chunks) if self.stage_of(c, layout.pp) == number)
-            stage = Stage(model, placement, tuple(mine), layout.recompute == "redispatch")
+            mine = tuple(chunks[chunk] for chunk in self.chunks_of(number, layout))
+            stage = Stage(model, placement, mine, layout.recompute == "redispatch")
             streams = self.work(stage, number, case, num_microbatches)
             streams["compute"] = [*streams["compute"], Action(Kind.SYNC), Action(Kind.UPDATE)]
             queues.update({(group.name, stream): ActionColumn.of(work) for stream, work in streams.items() if work})
-        how = (layout.copies, layout.recompute, self.traits, layout.chunks)
+        how = (layout.copies, layout.recompute, self.traits_of(layout), layout.chunks)
         return Plan(self.name, placement, queues, num_microbatches, *how)

@@ -14,7 +14,7 @@ from bench.errors import BadInput
 from bench.placement import Placement
 from systems.baselines.colocated import Colocated, Stage
 from systems.baselines.interleaved import num_warmup, order
-from systems.baselines.weave import new_streams, weave
+from systems.baselines.weave import Streams, new_streams, weave
 
 
 class MegatronOverlap(Colocated):
@@ -35,12 +35,17 @@ class MegatronOverlap(Colocated):
         return num_warmup(stage, layout.pp, layout.vpp, num_microbatches, ahead=1)
 
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
-        streams = new_streams()
-        turns = order(number, case.layout.pp, case.layout.vpp, num_microbatches, ahead=1)
-        for turn in turns.warmup:
-            weave(stage, turn, None, streams)
-        for forward, backward in turns.pairs:
-            weave(stage, forward, backward, streams)
-        for turn in turns.cooldown:
-            weave(stage, None, turn, streams)
-        return streams
+        return combined_1f1b(stage, number, case.layout, num_microbatches)
+
+
+def combined_1f1b(stage: Stage, number: int, layout: Layout, num_microbatches: int) -> Streams:
+    """Streams of stage `number`: warm-up forwards, woven pairs, the remaining backwards."""
+    streams = new_streams()
+    turns = order(number, layout.pp, layout.vpp, num_microbatches, ahead=1)
+    for turn in turns.warmup:
+        weave(stage, turn, None, streams)
+    for forward, backward in turns.pairs:
+        weave(stage, forward, backward, streams)
+    for turn in turns.cooldown:
+        weave(stage, None, turn, streams)
+    return streams
