@@ -190,6 +190,12 @@ BAD = [
     (["list", "things"], "what", "'things'", "systems, models"),
     (["plan"], "system", "None", "a value"),
     (["plan", "ep", "--model", "tiny", "--cluster", "h800x1"], "--seq-len", "None", "a value"),
+    (["plan", "ep", "--model", "tiny", "--seq-len", "64"], "--cluster", "None", "a value"),
+    (["plan", "disagmoe", *SMALL, "--refine", "guess"], "refine", "'guess'", "simulate, run, none"),
+    (["plan", "disagmoe", *SMALL, "--budget", "0"], "budget", "0", "at least 1"),
+    (["plan", "ep", *RUN, "--refine", "run"], "system", "'ep'", "a planner of its own: disagmoe"),
+    (["plan", "disagmoe", *RUN, "--refine", "run", "--layout", "groups=2"], "refine", "'run'", "simulate with"),
+    (["plan", "disagmoe", *RUN, "--refine", "run", "--ranks", "0"], "ranks", "0", "1 to 64"),
     (["simulate", "epp", *SMALL], "system", "'epp'", "did you mean 'ep'"),
     (["simulate", "ep", *SMALL, "--model", "tinny"], "model", "'tinny'", "did you mean 'tiny'"),
     (["simulate", "ep", *SMALL, "--model", "no/such.json"], "model", "no/such.json", "a readable file"),
@@ -329,6 +335,25 @@ def test_run_keeps_the_trial_it_prints(here: Path) -> None:
     shown = [line for line in again.stdout.splitlines() if line.startswith("step ")]
     assert [f"loss {loss:.4f}" in line for loss, line in zip(facts["losses"], shown, strict=True)] == [True] * 3
     assert len(list((here / "results" / "local").glob("*.json"))) == 1
+
+
+def test_a_plan_is_refined_by_running_its_neighbours(here: Path) -> None:
+    words = ["plan", "disagmoe", *RUN, "--refine", "run", "--ranks", "4", "--steps", "3", "--budget", "3"]
+    facts = call_json(*words, "--results", "kept")
+    found = facts["refinement"]
+    assert found["source"] == "measured"
+    ran = {each["trial"]: each for each in found["tried"] if each["step_time_s"] is not None}
+    assert len(ran) == 3
+    kept = {trial.name: trial for _, trial in read_trials([here / "kept"])}
+    assert kept.keys() == ran.keys()
+    for name, trial in kept.items():
+        assert (trial.source, trial.status) == ("measured", "ok")
+        assert trial.metrics["step_time_s"] == ran[name]["step_time_s"]
+    assert found["path"][0]["change"] == "seed"
+    times = [each["step_time_s"] for each in found["path"]]
+    assert times == sorted(times, reverse=True) and times[-1] <= min(times)
+    assert facts["layout"] == found["path"][-1]["layout"]
+    assert any(sentence.startswith("Refinement: measured") for sentence in facts["sentences"])
 
 
 def test_verify_tells_a_miss_by_its_exit_code(here: Path) -> None:

@@ -10,9 +10,9 @@ from bench.clusters import get_cluster
 from bench.errors import BadInput
 from bench.flops import num_parameters
 from bench.models import get_model
+from bench.timing import Evaluate, StepTime
 from systems.disagmoe.planner.move import move
 from systems.disagmoe.planner.phases import parse_schedule, plan_phases
-from systems.disagmoe.planner.refine import Evaluate, Try
 
 ASSUMED = get_assumptions("datasheet")
 STATE_BYTES, WEIGHT_BYTES = 12, 2
@@ -76,9 +76,9 @@ def test_shares_of_a_mixture_add_up() -> None:
 def timed(seconds: dict[tuple[int, int], float]) -> Evaluate:
     """Steps timed by sequence length and number of groups, so that it is known which layout is best where."""
 
-    def evaluate(of: Case) -> Try:
-        depth = 1 if of.layout.groups == 1 else 2
-        return Try(of.layout, "", "ok", seconds[of.workload.seq_len, depth], 0.0, 0.0)
+    def evaluate(of: Case) -> StepTime:
+        step_s = seconds[of.workload.seq_len, 1 if of.layout.groups == 1 else 2]
+        return StepTime("ok", step_s, step_s, step_s)
 
     return evaluate
 

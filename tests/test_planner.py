@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +13,14 @@ from hypothesis import strategies as st
 
 from bench.assumptions import get_assumptions
 from bench.bound import placement_bound
-from bench.case import CaseSpec, Layout, Workload
+from bench.case import Case, CaseSpec, Layout, Workload
 from bench.clusters import get_cluster
 from bench.errors import BadInput
 from bench.flops import part_flops
 from bench.models import get_model
 from bench.predict import costs_of, predict
 from bench.system import get_system
+from bench.timing import Evaluate, StepTime
 from bench.tune import tune
 from systems.disagmoe.placement import place, replica_size
 from systems.disagmoe.planner.allocation import allocate, alternatives, by_groups
@@ -324,3 +327,60 @@ def test_the_system_explains_itself_and_its_schedule() -> None:
     assert found.to_json()["refinement"] is None
     phases = system.explain_schedule(case, "64:10,128:10", ASSUMED, budget=1)
     assert [each.phase.seq_len for each in phases.phases] == [64, 128]
+
+
+def test_a_solver_that_is_stopped_gives_what_it_has_and_says_so() -> None:
+    programme = problem(spec("qwen3-30b", "h800x256", 2048, 4096), ASSUMED)
+    best = allocate(programme)
+    limit_s, stopped = 1e-3, None
+    while stopped is None:  # how far a solver comes in a time differs from machine to machine
+        with suppress(BadInput):  # nothing found yet
+            found = allocate(programme, time_limit_s=limit_s)
+            stopped = None if found.proven else found
+        limit_s = limit_s * 1.2 if limit_s < 60 else 1e-3
+    assert stopped.step_s >= best.step_s
+    assert best.step_s / stopped.step_s >= 1 / (1 + stopped.gap) - 1e-6
+    assert fits(programme)[stopped.candidate]
+    said = explain(programme.spec, ASSUMED, refinement=False)
+    assert "ran out of time" not in " ".join(said.sentences())
+    told = replace(said, allocation=stopped)
+    assert "the solver ran out of time, this is its best so far" in " ".join(told.sentences())
+    assert told.to_json()["allocation"]["proven"] is False
+
+
+def test_the_plan_tells_the_programme_from_the_refinement() -> None:
+    found = explain(spec("qwen3-30b", "h800x2", 32, 1024), ASSUMED, budget=6)
+    assert found.best is not None
+    said = found.sentences()
+    kinds = [sentence.partition(":")[0] for sentence in said]
+    assert list(dict.fromkeys(kinds)) == ["Plan", "Programme", "Refinement", "What if"]
+    beside = {str(row[0]): row[1:] for row in found.tables()[0].rows}
+    before, after = found.allocation.layout, found.layout
+    assert list(beside["round_length"]) == [before.round_length, after.round_length]
+    assert list(beside["M:N"]) == [f"{each.attention_ranks}:{each.expert_ranks}" for each in (before, after)]
+    assert list(beside["step s, by the programme"]) == [found.allocation.step_s, None]
+    assert beside["step s, simulated"][1] == found.best.step_time_s
+    changed = {name for name in Layout.model_fields if getattr(before, name) != getattr(after, name)}
+    assert changed and all(f"{name} {getattr(before, name)} -> {getattr(after, name)}" in said[1] for name in changed)
+    alone = explain(spec(), ASSUMED, refinement=False)
+    assert "nothing was refined" in alone.sentences()[1]
+
+
+def test_a_refinement_by_times_takes_only_what_is_surely_faster() -> None:
+    case = spec()
+    seed = allocate(problem(case, ASSUMED)).layout
+    faster = {layout: 0.99 for layout, _ in neighbours(case, seed)}
+
+    def timed(width: float) -> Evaluate:
+        def evaluate(of: Case) -> StepTime:
+            step_s = faster.get(of.layout, 1.0)
+            return StepTime("ok", step_s, step_s - width / 2, step_s + width / 2, trial=str(of.layout))
+
+        return evaluate
+
+    sure = refine(case, [seed], ASSUMED, evaluate=timed(0.002), budget=8)
+    assert [each.step_time_s for each in sure.path] == [1.0, 0.99]
+    assert sure.path[-1].trial == str(sure.path[-1].layout)
+    assert len(refine(case, [seed], ASSUMED, evaluate=timed(0.05), budget=8).path) == 1
+    # A bound of the cost model says nothing of a machine that is faster than it.
+    assert all(each.status != "bound" for each in sure.tried)

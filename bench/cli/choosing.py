@@ -1,18 +1,25 @@
 """Verbs and views that say why: `tune`, and the planner's reasons in `plan`."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from bench.cli import options
-from bench.cli.options import PairsCommand
+from bench.cli.options import RUN_MICROBATCHES, PairsCommand
+from bench.errors import BadInput
 
 if TYPE_CHECKING:
+    from bench.case import CaseSpec, Layout
+    from bench.evaluate import CostModel
     from bench.tune import Candidate, TuneResult
 
 SHOWN_CANDIDATES = 12
 GIB = 2**30
+REFINE = ("simulate", "run", "none")
 
 
 def add_verbs(app: typer.Typer) -> None:
@@ -98,6 +105,97 @@ def _result(found: "TuneResult") -> dict[str, Any]:
         "complete": found.complete,
         "candidates": [plain(each) for each in found.candidates],
     }
+
+
+@dataclass(frozen=True)
+class Refining:
+    """How a planner times the neighbours of its split: the options of `moebench plan --refine`."""
+
+    how: str
+    ranks: int
+    device: Literal["cpu", "cuda"]
+    steps: int
+    budget: int | None
+    results: Path
+
+    @classmethod
+    def of(cls, how: str, ranks: int, device: str, steps: int, budget: int | None, results: Path | None) -> "Refining":
+        """Raises BadInput."""
+        from bench.errors import unknown
+        from bench.results import LOCAL
+
+        if how not in REFINE:
+            raise unknown("refine", how, REFINE)
+        if budget is not None:
+            options.at_least_one("budget", budget)
+        options.at_least_one("steps", steps)
+        return cls(how, ranks, options.device_of(device), steps, budget, LOCAL if results is None else results)
+
+    @property
+    def runs(self) -> bool:
+        return self.how == "run"
+
+    def require_planned(self, system: str, layout: "Layout | None", schedule: str | None, printed: bool) -> None:
+        """Raises BadInput where something is to be run that nothing plans."""
+        from bench.cli.output import require_folder
+        from bench.cli.training import require_torch
+
+        if not self.runs:
+            return
+        planner_of(system, "explain")
+        if layout is not None or schedule is not None or printed:
+            raise BadInput("refine", self.how, "simulate with --layout, --seq-len-schedule or --print-schedule")
+        require_torch()
+        require_folder("results", self.results)
+
+    def spec(
+        self, system: str, model: str, cluster: str | None, seq_len: int, batch_tokens: int | None, dtype: str | None
+    ) -> "CaseSpec":
+        """What is planned: on a cluster, or on this machine's ranks. Raises BadInput."""
+        if not self.runs:
+            if cluster is None:
+                raise BadInput("--cluster", None, "a value (it is required)")
+            return options.spec_on(system, model, cluster, seq_len, batch_tokens, dtype or "bf16", "balanced", 0)
+        here = options.local_cluster(self.ranks, self.device, cluster)
+        tokens = RUN_MICROBATCHES * self.ranks * seq_len if batch_tokens is None else batch_tokens
+        chosen = dtype or ("fp32" if self.device == "cpu" else "bf16")
+        return options.spec_of(system, model, here, seq_len, tokens, chosen, "learned", 0)
+
+
+def planner_of(system: str, method: str) -> Callable[..., Any]:
+    """A system's own planner. Raises BadInput where it has none."""
+    from bench.system import get_system, systems
+
+    found: Callable[..., Any] | None = getattr(get_system(system), method, None)
+    if found is None:
+        able = ", ".join(name for name, each in systems().items() if hasattr(each, method))
+        raise BadInput("system", system, f"a system with a planner of its own: {able}")
+    return found
+
+
+def explained(spec: "CaseSpec", costs: "CostModel", refining: Refining) -> Any:
+    """A planner's choice and its reasons; see `explain_choice`."""
+    from bench.cli.output import working
+    from bench.results import Store
+    from bench.timing import running
+
+    plan = partial(planner_of(spec.system, "explain"), spec, costs.values, refinement=refining.how != "none")
+    if refining.budget is not None:
+        plan = partial(plan, budget=refining.budget)
+    with working(f"planning {spec.system}") as advance:
+        if not refining.runs:
+            return plan(progress=advance)
+        store = Store(refining.results)
+        with running(refining.ranks, refining.device, refining.steps, store.write) as evaluate:
+            return plan(progress=advance, evaluate=evaluate)
+
+
+def explained_phases(spec: "CaseSpec", schedule: str, costs: "CostModel") -> Any:
+    """A planner's choice for every phase of a schedule of sequence lengths."""
+    from bench.cli.output import working
+
+    with working(f"planning {spec.system}") as advance:
+        return planner_of(spec.system, "explain_schedule")(spec, schedule, costs.values, progress=advance)
 
 
 def explain_choice(explanation: Any, json: bool) -> None:

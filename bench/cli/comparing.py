@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
-from bench.cli.options import PairsCommand
+from bench.cli.options import RUN_MICROBATCHES, PairsCommand
 
 if TYPE_CHECKING:
     from bench.case import Case, CaseSpec
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from bench.explain import Explanation
 
 DEFAULT_AGAINST = "ep,disagmoe"
-RUN_MICROBATCHES = 8
 RUN_OPTIONS = {"--ranks": "ranks", "--device": "device", "--steps": "steps"}
 
 

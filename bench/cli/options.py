@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 DEFAULT_BATCH_TOKENS = 1 << 22
 DEFAULT_SEQUENCES_PER_GPU = 32
 DEFAULT_MICROBATCHES = 4
+RUN_MICROBATCHES = 8  # on every rank, where several systems or layouts are run beside each other
 CORPORA = ("text", "synthetic")
 
 

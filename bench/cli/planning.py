@@ -3,7 +3,6 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +29,15 @@ def add_verbs(app: typer.Typer) -> None:
 def plan(
     system: options.System_,
     model: options.Model_,
-    cluster: options.Cluster_,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME|FILE",
+            help="Cluster: a name, GPUxNODES such as h800x16, or a file with its fields; of --refine run as for run.",
+            show_default=False,
+        ),
+    ] = None,
     seq_len: Annotated[
         int | None,
         typer.Option(
@@ -39,7 +46,12 @@ def plan(
     ] = None,
     global_batch_tokens: options.Batch = None,
     layout: options.Layout_ = None,
-    dtype: options.Dtype = "bf16",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype", metavar="bf16|fp32", help="Default: bf16; fp32 for --refine run on a CPU.", show_default=False
+        ),
+    ] = None,
     assumptions: options.AssumptionSet = None,
     set_: options.Setting = None,
     seq_len_schedule: Annotated[
@@ -52,6 +64,33 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    refine: Annotated[
+        str,
+        typer.Option(
+            "--refine",
+            metavar="simulate|run|none",
+            help="How a planner of its own times the neighbours of its split: simulated, or run on this machine.",
+        ),
+    ] = "simulate",
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget",
+            metavar="NUMBER",
+            parser=options.whole_number,
+            help="Most layouts that --refine times. Default: 32.",
+            show_default=False,
+        ),
+    ] = None,
+    ranks: options.Ranks = 4,
+    device: options.Device = "cpu",
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--steps", metavar="NUMBER", parser=options.whole_number, help="Optimizer steps of a layout that is run."
+        ),
+    ] = 8,
+    results: options.Results = None,
     print_schedule: Annotated[
         bool, typer.Option("--print-schedule", help="Print the plan's text and nothing else.")
     ] = False,
@@ -59,30 +98,38 @@ def plan(
 ) -> None:
     """Show and check a system's schedule: placement, counts, whether it can run.
 
-    Without a layout it is tuned; a system that has a planner of its own plans instead, and says why.
+    Without a layout it is tuned; a system that has a planner of its own plans instead, and says why. With --refine run
+    the neighbours of its split are trained on processes of this machine, and every trial is kept.
     """
-    from bench.check import check
-    from bench.cli.choosing import explain_choice
-    from bench.cli.output import print_json, working
+    from bench.cli.choosing import Refining, explain_choice, explained, explained_phases
     from bench.evaluate import CostModel
-    from bench.lower import lower
-    from bench.system import get_system, plan_of
+    from bench.system import get_system
 
     costs = CostModel.named(assumptions, options.words_of(set_))
     length = _first_length(seq_len, seq_len_schedule)
-    spec = options.spec_on(system, model, cluster, length, global_batch_tokens, dtype, "balanced", 0)
-    given = options.layout_of(spec.system, layout)
+    refining = Refining.of(refine, ranks, device, steps, budget, results)
+    given = options.layout_of(system, layout)
+    refining.require_planned(system, given, seq_len_schedule, print_schedule)
+    spec = refining.spec(system, model, cluster, length, global_batch_tokens, dtype)
     if seq_len_schedule is not None:
-        explain_choice(_planner(system, "explain_schedule")(spec, seq_len_schedule, costs.values), json)
+        explain_choice(explained_phases(spec, seq_len_schedule, costs), json)
         return
     if given is None and not print_schedule and hasattr(get_system(system), "explain"):
-        with working(f"planning {system}") as advance:
-            reasons = _planner(system, "explain")(spec, costs.values, progress=advance)
+        reasons = explained(spec, costs, refining)
         explain_choice(reasons, json)
         if json:
             return
         given = reasons.layout
-    case = spec.with_layout(given) if given is not None else best(spec, costs)[0].case
+    _show(spec.with_layout(given) if given is not None else best(spec, costs)[0].case, print_schedule, json)
+
+
+def _show(case: "Case", print_schedule: bool, json: bool) -> None:
+    """Checks the case's plan and says what it is. Raises BadInput (PlanError) where it cannot run."""
+    from bench.check import check
+    from bench.cli.output import print_json
+    from bench.lower import lower
+    from bench.system import plan_of
+
     schedule = plan_of(case)
     program = lower(schedule, case.model)
     check(program)
@@ -93,18 +140,6 @@ def plan(
         sys.stdout.write(str(schedule))
     else:
         _show_plan(case, schedule, program.num_ops)
-
-
-def _planner(system: str, method: str) -> Callable[..., Any]:
-    """A system's own planner. Raises BadInput where it has none."""
-    from bench.errors import BadInput
-    from bench.system import get_system, systems
-
-    found: Callable[..., Any] | None = getattr(get_system(system), method, None)
-    if found is None:
-        able = ", ".join(name for name, each in systems().items() if hasattr(each, method))
-        raise BadInput("system", system, f"a system with a planner of its own: {able}")
-    return found
 
 
 def _first_length(seq_len: int | None, schedule: str | None) -> int:

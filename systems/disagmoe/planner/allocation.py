@@ -134,6 +134,7 @@ def allocate(
         raise infeasible(problem, excluded, without)
     proven = found.status == 0
     bound = -found.fun if found.mip_dual_bound is None else max(-found.fun, -found.mip_dual_bound)
+    bound = min(bound, float(programme.tight.max()))  # which a solver that was stopped early has not found out yet
     kept = found.fun * (1 - RATE_TOLERANCE)
     solution, last = found.x, programme.rate
     for objective in (programme.gpus, programme.nic_load) if proven else ():

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 from bench.assumptions import Assumptions
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
+from bench.timing import Evaluate
+from systems.disagmoe.placement import replica_size
 from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, allocate, alternatives, by_groups
 from systems.disagmoe.planner.problem import Choices, problem
-from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Evaluate, Refinement, Try, refine
+from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Refinement, Try, refine
 from systems.disagmoe.planner.words import (
     GIB,
     binding_in_words,
+    changed_in_words,
     memory_in_words,
     refined_in_words,
     sets_in_words,
@@ -22,6 +25,7 @@ from systems.disagmoe.planner.words import (
     what_if_in_words,
 )
 
+SHOWN_FIELDS = ("mbs", "round_length", "deferred_w", "recompute", "copies", "shared_on")
 NUM_SEEDS = 3
 NUM_ALTERNATIVES = 4
 MOST_NODES_FACTOR = 64
@@ -75,34 +79,57 @@ class Explanation:
     def best(self) -> Try | None:
         return None if self.refinement is None else self.refinement.best
 
+    @property
+    def seed(self) -> Try | None:
+        """What the refinement found of the programme's own split; None where it did not look at it."""
+        tried = () if self.refinement is None else self.refinement.tried
+        return next((each for each in tried if each.layout == self.allocation.layout), None)
+
     def sentences(self) -> list[str]:
-        """In words, most important first."""
-        best, chosen = self.best, self.allocation
-        said = [split_in_words(self.layout, self.spec.cluster.num_gpus), *binding_in_words(chosen)]
-        said.append(
-            f"The programme's step takes {chosen.step_s:.4g} s; no allocation of this model is proven faster than "
-            f"{1 / chosen.most_steps_per_s:.4g} s (gap {100 * round(chosen.gap, 9):.2g} %"
-            f"{'' if chosen.proven else '; the solver ran out of time, this is its best so far'})."
-        )
-        if best is not None and best.step_time_s is not None:
-            said.append(refined_in_words(best, self.refinement, chosen, self.source))
-        elif self.refinement is not None:
-            said.append("No neighbour of the programme's splits fits in memory when it is simulated.")
+        """In words, what was decided first; each begins with what says so."""
+        chosen = self.allocation
+        said = [f"Plan: {split_in_words(self.layout, self.spec.cluster.num_gpus)}", self._origin()]
+        said += [f"Programme: {sentence}" for sentence in self._programme()]
+        if self.refinement is not None:
+            said.append(f"Refinement: {refined_in_words(self.refinement, self.seed, chosen, self.source)}")
+        said += [f"What if: {what_if_in_words(each.condition, each.allocation, chosen)}" for each in self.what_ifs]
+        if self.unequal is not None:
+            said.append(f"What if: {unequal_in_words(self.unequal, chosen)}")
+        if self.nic_sets is not None:
+            said.append(f"What if: {sets_in_words(self.nic_sets, chosen)}")
+        return said
+
+    def _origin(self) -> str:
+        """Whether the plan is the programme's split or what became of it."""
+        if self.refinement is None:
+            return "Plan: it is the programme's split; nothing was refined."
+        if self.best is None:
+            return f"Plan: it is the programme's split; of what was {self.source} near it, nothing fits in memory."
+        changed = changed_in_words(self.allocation.layout, self.layout)
+        return f"Plan: it is the programme's split, {f'refined in {changed}' if changed else 'as it is'}."
+
+    def _programme(self) -> list[str]:
+        chosen = self.allocation
+        proof = "" if chosen.proven else "; the solver ran out of time, this is its best so far"
+        said = [
+            f"its split, {short(chosen)}, takes {chosen.step_s:.4g} s a step; no allocation of this model is proven "
+            f"faster than {1 / chosen.most_steps_per_s:.4g} s (gap {100 * round(chosen.gap, 9):.2g} %{proof}).",
+            *binding_in_words(chosen),
+        ]
         if self.others:
             other = self.others[0]
             loss = 100 * (other.step_s / chosen.step_s - 1)
-            said.append(f"The next best split is {short(other)} and loses {loss:.1f} % (by the programme).")
-        said.append(memory_in_words(chosen, best))
-        said += [what_if_in_words(each.condition, each.allocation, chosen) for each in self.what_ifs]
-        if self.unequal is not None:
-            said.append(unequal_in_words(self.unequal, chosen))
-        if self.nic_sets is not None:
-            said.append(sets_in_words(self.nic_sets, chosen))
-        return said
+            said.append(f"the next best split is {short(other)} and loses {loss:.1f} %.")
+        return [*said, memory_in_words(chosen, self.best)]
 
     def tables(self) -> list[Table]:
         chosen = self.allocation
         found = [
+            Table(
+                "the programme's split and the plan",
+                ["", "programme", f"plan, refined ({self.source})" if self.refinement else "plan"],
+                self._side_by_side(),
+            ),
             Table(
                 "what a step keeps busy, by the programme",
                 ["resource", "seconds", "of the step", "binding"],
@@ -118,7 +145,7 @@ class Explanation:
                 [_split_row(each, chosen) for each in (chosen, *self.others)],
             ),
             Table(
-                "what would change the answer",
+                "what would change the answer, by the programme",
                 ["if", "p", "M:N", "replicas", "step s", "bound by"],
                 [[w.condition, *_what_if_row(w.allocation)] for w in self.what_ifs],
             ),
@@ -133,10 +160,29 @@ class Explanation:
             )
         return found
 
+    def _side_by_side(self) -> list[list[object]]:
+        ways = (self.allocation.layout, self.layout)
+        timed = (self.seed, self.best)
+        fullest = [each.peak_memory_bytes / GIB if each and each.peak_memory_bytes else None for each in timed]
+        rows: list[list[object]] = [
+            ["groups p", *(layout.groups for layout in ways)],
+            ["M:N", *(f"{layout.attention_ranks}:{layout.expert_ranks}" for layout in ways)],
+            ["replicas", *(layout.replicas for layout in ways)],
+            ["GPUs used", *((layout.replicas or 1) * replica_size(layout) for layout in ways)],
+            *([field, *(getattr(layout, field) for layout in ways)] for field in SHOWN_FIELDS),
+            ["step s, by the programme", self.allocation.step_s, None],
+        ]
+        if self.refinement is not None:
+            rows.append([f"step s, {self.source}", *(each and each.step_time_s for each in timed)])
+        if any(fullest):
+            rows.append(["GiB of the fullest GPU, simulated", *fullest])
+        return rows
+
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
         return {
             "layout": self.layout.model_dump(mode="json"),
+            "programme_layout": self.allocation.layout.model_dump(mode="json"),
             "sentences": self.sentences(),
             "allocation": _plain(self.allocation),
             "others": [_plain(each) for each in self.others],

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from bench.assumptions import Assumptions
 from bench.case import CaseSpec, Layout, Workload
 from bench.errors import BadInput
+from bench.timing import Evaluate, simulated
 from systems.disagmoe.planner.allocation import allocate
 from systems.disagmoe.planner.explain import Table
 from systems.disagmoe.planner.move import Move, move
 from systems.disagmoe.planner.problem import Choices, problem
-from systems.disagmoe.planner.refine import Evaluate, Try, refine, simulated
+from systems.disagmoe.planner.refine import Try, refine
 from systems.disagmoe.planner.roofline import check_lengths
 
 GIB = 2**30
@@ -151,7 +152,7 @@ def plan_phases(
     specs = [_of_length(spec, phase.seq_len) for phase in schedule.phases]
     own: list[Try] = []
     for number, each in enumerate(specs):
-        own.append(_best(each, assumptions, choices, timing, budget))
+        own.append(_best(each, assumptions, choices, evaluate, budget))
         if progress is not None:
             progress(number + 1, len(specs), f"sequences of {each.workload.seq_len}")
     best = [each.layout for each in own]
@@ -198,7 +199,9 @@ def _of_length(spec: CaseSpec, seq_len: int) -> CaseSpec:
     return CaseSpec(model=spec.model, cluster=spec.cluster, workload=workload, system=spec.system)
 
 
-def _best(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None, evaluate: Evaluate, budget: int) -> Try:
+def _best(
+    spec: CaseSpec, assumptions: Assumptions, choices: Choices | None, evaluate: Evaluate | None, budget: int
+) -> Try:
     seed = allocate(problem(spec, assumptions, choices)).layout
     found = refine(spec, [seed], assumptions, evaluate=evaluate, budget=budget).best
     if found is None:

@@ -11,10 +11,11 @@ from typing import Literal
 
 from bench.assumptions import Assumptions
 from bench.bound import placement_bound_s
-from bench.case import Case, CaseSpec, Layout, batch_of
+from bench.case import CaseSpec, Layout, batch_of
 from bench.errors import BadInput
-from bench.predict import costs_of, does_not_fit, predict
+from bench.predict import costs_of, does_not_fit
 from bench.system import divisors
+from bench.timing import Evaluate, StepTime, simulated
 from bench.tune import least_bytes
 from systems.disagmoe.placement import expert_depth, place, replica_size
 
@@ -30,6 +31,7 @@ class Try:
     """One layout on the way. `change` says what differs from the layout it was reached from.
 
     status: ok, infeasible (does not fit in memory), refused (bad input), bound (cannot be faster than the best).
+    low_s, high_s, trial: as in `bench.timing.StepTime`.
     """
 
     layout: Layout
@@ -39,10 +41,9 @@ class Try:
     bound_s: float | None = None
     peak_memory_bytes: float | None = None
     reason: str = ""
-
-
-Evaluate = Callable[[Case], Try]
-"""A step of a case, simulated or measured; `change` is filled in by the search."""
+    low_s: float | None = None
+    high_s: float | None = None
+    trial: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,25 +69,6 @@ class Refinement:
         return sum(each.step_time_s is not None for each in self.tried)
 
 
-def simulated(assumptions: Assumptions) -> Evaluate:
-    """Evaluates by simulation."""
-
-    def evaluate(case: Case) -> Try:
-        found = predict(case, assumptions)
-        fits = found.missing_bytes == 0
-        return Try(
-            case.layout,
-            "",
-            "ok" if fits else "infeasible",
-            found.metrics.step_time_s,
-            found.bound_s,
-            found.peak_memory_bytes,
-            "" if fits else does_not_fit(case, found.peak_memory_bytes),
-        )
-
-    return evaluate
-
-
 def refine(
     spec: CaseSpec,
     seeds: Sequence[Layout],
@@ -99,15 +81,16 @@ def refine(
     """Walks downhill from the best of `seeds`.
 
     Args:
-        assumptions: of the bounds that spare an evaluation, and of the evaluation if none is given.
-        evaluate: how a step is timed; simulation if not given.
+        assumptions: of the bounds that put neighbours in order, and of the evaluation if none is given.
+        evaluate: how a step is timed; simulation if not given. Only a simulated step is spared by its bound, and one
+            that is timed has to be faster by more than both times are uncertain.
         budget: most evaluations; None for no limit.
         progress: called with (evaluations done, budget, what was looked at).
     Raises BadInput where no seed is given.
     """
     if not seeds:
         raise BadInput("seeds", list(seeds), "at least one layout")
-    walk = _Walk(spec, assumptions, evaluate or simulated(assumptions), budget, progress)
+    walk = _Walk(spec, assumptions, evaluate, budget, progress)
     for layout in dict.fromkeys(seeds):
         walk.visit(layout, "seed")
     if not walk.path:
@@ -128,13 +111,14 @@ class _Walk:
         self,
         spec: CaseSpec,
         assumptions: Assumptions,
-        evaluate: Evaluate,
+        evaluate: Evaluate | None,
         budget: int | None,
         progress: Callable[[int, int, str], None] | None,
     ) -> None:
         self.spec = spec
         self.assumptions = assumptions
-        self.evaluate = evaluate
+        self.evaluate = evaluate or simulated(assumptions)
+        self.bounded = evaluate is None
         self.budget = budget
         self.progress = progress
         self.path: list[Try] = []
@@ -179,7 +163,7 @@ class _Walk:
             return False
         best_s = self.path[-1].step_time_s if self.path else None
         screened = replace(self.screen(layout), change=change)
-        if screened.status == "ok" and best_s is not None and (screened.bound_s or 0.0) >= best_s:
+        if self.bounded and screened.status == "ok" and best_s is not None and (screened.bound_s or 0.0) >= best_s:
             screened = replace(screened, status="bound")
         if screened.status != "ok":
             self._note(screened)
@@ -189,7 +173,7 @@ class _Walk:
             return False
         self.evaluations += 1
         try:
-            found = replace(self.evaluate(self.spec.with_layout(layout)), layout=layout, change=change)
+            found = _tried(layout, change, screened.bound_s, self.evaluate(self.spec.with_layout(layout)))
         except BadInput as error:
             found = Try(layout, change, "refused", reason=str(error))
         self._note(found)
@@ -203,8 +187,7 @@ class _Walk:
             # Fast enough, but too much in flight.
             shorter = layout.model_copy(update={"round_length": layout.round_length // 2})
             return self.visit(shorter, f"{change}, round_length={shorter.round_length}")
-        too_slow = best_s is not None and (found.step_time_s or 0.0) >= best_s * (1 - MORE_THAN_NOTHING)
-        if found.status != "ok" or too_slow:
+        if found.status != "ok" or (self.path and not _faster(found, self.path[-1])):
             self.failed.add(change)
             return False
         self.path.append(found)
@@ -213,6 +196,28 @@ class _Walk:
     def _note(self, found: Try) -> None:
         self.seen.add(found.layout)
         self.tried.append(found)
+
+
+def _tried(layout: Layout, change: str, bound_s: float | None, found: StepTime) -> Try:
+    bound_s = bound_s if found.bound_s is None else found.bound_s
+    return Try(
+        layout=layout,
+        change=change,
+        status=found.status,
+        step_time_s=found.step_time_s,
+        bound_s=bound_s,
+        peak_memory_bytes=found.peak_memory_bytes,
+        reason=found.reason,
+        low_s=found.low_s,
+        high_s=found.high_s,
+        trial=found.trial,
+    )
+
+
+def _faster(one: Try, other: Try) -> bool:
+    """By more than nothing, and by more than the two times are uncertain."""
+    worth = (one.step_time_s or 0.0) < (other.step_time_s or 0.0) * (1 - MORE_THAN_NOTHING)
+    return worth and (one.high_s or 0.0) < (other.low_s or math.inf)
 
 
 def _each_neighbour(spec: CaseSpec, seeds: Iterable[Layout]) -> Iterator[tuple[Layout, str]]:

@@ -34,22 +34,35 @@ def binding_in_words(chosen: Allocation) -> list[str]:
         own = {name.removeprefix(f"{side} "): s for name, s in busy.items() if name.startswith(side) and s}
         first = max(own, key=lambda name: own[name])
         rest = ", ".join(f"{name} {s:.4g} s" for name, s in own.items() if name != first)
-        who = "Attention" if side == "attention" else "Experts"
+        who = "attention" if side == "attention" else "experts"
         are = "is" if side == "attention" else "are"
         said.append(f"{who} {are} bound by {first} ({own[first]:.4g} s a step{'; ' + rest if rest else ''}).")
-    said.append(f"What binds the step: {' and '.join(chosen.binding)}.")
+    said.append(f"what binds the step: {' and '.join(chosen.binding)}.")
     return said
 
 
-def refined_in_words(best: Try, refinement: Refinement | None, chosen: Allocation, source: str) -> str:
-    tried = 0 if refinement is None else refinement.num_evaluated
-    complete = refinement is not None and refinement.complete
-    ended = "no neighbour is faster" if complete else "the budget ended the search"
-    rate = 100 * chosen.step_s / (best.step_time_s or chosen.step_s)
-    return (
-        f"{source.capitalize()}, the refined step takes {best.step_time_s:.4g} s, {rate:.0f} % of the programme's "
-        f"rate; {tried} layouts were {source}, and {ended}."
-    )
+def changed_in_words(before: Layout, after: Layout) -> str:
+    """Fields in which two layouts differ: ``round_length 8 -> 4, recompute none -> full``."""
+    fields = (name for name in Layout.model_fields if getattr(before, name) != getattr(after, name))
+    return ", ".join(f"{name} {getattr(before, name)} -> {getattr(after, name)}" for name in fields)
+
+
+def refined_in_words(refinement: Refinement, seed: Try | None, chosen: Allocation, source: str) -> str:
+    """How long the refined step takes, beside the programme's own split timed in the same way."""
+    tried = refinement.num_evaluated
+    ended = "no neighbour is faster" if refinement.complete else "the budget ended the search"
+    looked = f"{tried} layout{'s were' if tried != 1 else ' was'} {source}, and {ended}"
+    best = refinement.best
+    if best is None or best.step_time_s is None:
+        return f"nothing fits in memory; {looked}."
+    own = "the programme's own split was not needed"
+    if seed is not None and seed.step_time_s is not None:
+        own = f"the programme's own split takes {seed.step_time_s:.4g} s"
+        own += "" if seed.status == "ok" else " and does not fit in memory"
+    said = f"{source}, the plan's step takes {best.step_time_s:.4g} s and {own}; {looked}."
+    if source == "simulated":
+        said += f" That is {100 * chosen.step_s / best.step_time_s:.0f} % of the rate by the programme."
+    return said
 
 
 def memory_in_words(chosen: Allocation, best: Try | None) -> str:
@@ -57,35 +70,35 @@ def memory_in_words(chosen: Allocation, best: Try | None) -> str:
     left = [have - held / GIB for held in chosen.memory_bytes]
     count = chosen.layout.round_length
     said = (
-        f"On the programme's split {short(chosen)}, one micro-batch in flight leaves {left[0]:.1f} GiB of an attention "
+        f"on this split, one micro-batch in flight leaves {left[0]:.1f} GiB of an attention "
         f"GPU and {left[1]:.1f} GiB of an expert GPU, of {have:.1f}; that holds {count} in flight."
     )
     if best is not None and best.peak_memory_bytes:
-        said += f" The refined step's fullest GPU has {have - best.peak_memory_bytes / GIB:.1f} GiB left."
+        said += f" The plan's fullest GPU has {have - best.peak_memory_bytes / GIB:.1f} GiB left."
     return said
 
 
 def what_if_in_words(condition: str, other: Allocation | None, chosen: Allocation) -> str:
     if other is None:
-        return f"If {condition}: nothing fits."
+        return f"{condition}: nothing fits."
     same = short(other) == short(chosen)
     split = "the split stays" if same else f"the split becomes {short(other)}"
-    return f"If {condition}: {split}, {other.step_s:.4g} s a step, bound by {' and '.join(other.binding)}."
+    return f"{condition}: {split}, {other.step_s:.4g} s a step, bound by {' and '.join(other.binding)}."
 
 
 def unequal_in_words(other: Allocation, chosen: Allocation) -> str:
     gain = 100 * (chosen.step_s / other.step_s - 1)
     if gain <= 0.1:
-        return f"Different numbers of attention and expert groups gain nothing (best: {short(other)}, {-gain:.1f} %)."
+        return f"different numbers of attention and expert groups gain nothing (best: {short(other)}, {-gain:.1f} %)."
     return (
-        f"Different numbers of attention and expert groups would gain {gain:.1f} % by the programme ({short(other)})."
+        f"different numbers of attention and expert groups would gain {gain:.1f} % by the programme ({short(other)})."
     )
 
 
 def sets_in_words(sets: Allocation, chosen: Allocation) -> str:
     gain = chosen.step_s / sets.step_s - 1
     if gain <= 1e-3:
-        return "Dealing the NICs of a node to its attention and expert GPUs otherwise than one each gains nothing."
+        return "dealing the NICs of a node to its attention and expert GPUs otherwise than one each gains nothing."
     a, f = sets.nics
     return (
         f"NICs dealt {a:.0f}:{f:.0f} to a pair of groups of {short(sets)} would gain {100 * gain:.1f} % (simulated "
