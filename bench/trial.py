@@ -129,11 +129,15 @@ class Trial(BaseModel):
     def name(self) -> str:
         """File name without ending: case id, source, and a digest of what else tells this trial from others.
 
-        A simulated trial is told by its code and assumptions, so the same one made twice has one name; a measured one
-        by its whole content, so that a second measurement does not hide the first.
+        A simulated trial is told by its code and assumptions, so the same one made twice has one name; one that failed
+        has another than the success that may follow. A measured one is told by its whole content, so that a second
+        measurement does not hide the first.
         """
+        told_by: list[Any]
         if self.source == "simulated":
             told_by = [self.code_digest, self.assumption_values, self.search]
+            if self.status not in FINISHED:
+                told_by += [self.status, self.message]
         else:
             record = self.model_dump(mode="json", exclude={"samples", "telemetry_samples", "series"})
             told_by = [record, {kind: self.digest_of(kind) for kind in SERIES}]

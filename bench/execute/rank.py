@@ -1,7 +1,7 @@
 """A rank's process: what it does between the functions that a `RankPool` sends, and what these can ask for.
 
 `rank_device` is the rank's device, `report` sends a value to the caller while a function runs, `process_group` makes
-groups of ranks of the default process group.
+groups of ranks of the default process group. `become_rank` makes a rank of a process that something else has started.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,8 +35,8 @@ def rank_device() -> torch.device:
 
 def report(value: Any) -> None:
     """Inside a function that a pool runs: sends ``value`` to the ``on_report`` of the caller."""
-    if _rank.connection is not None:
-        _rank.connection.send_bytes(pickle.dumps(("report", value)))
+    if _rank.on_report is not None:
+        _rank.on_report(value)
 
 
 def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
@@ -54,6 +54,22 @@ def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
     return _rank.groups[key] if dist.get_rank() in key else None
 
 
+def become_rank(number: int, device: str, gpu: int, on_report: Callable[[Any], None]) -> None:
+    """Makes this process, which a launcher has started, the rank of that number.
+
+    Args:
+        gpu: which of the GPUs that this process sees is its own, where `device` is ``cuda``.
+        on_report: gets what `report` sends.
+    """
+    _rank.number, _rank.device, _rank.on_report = number, device, on_report
+    _set_up_torch(gpu)
+
+
+def forget_groups() -> None:
+    """To be called where the default process group is another one from now on: `process_group` makes new ones."""
+    _rank.groups.clear()
+
+
 class _Rank:
     """What a rank's process knows of itself."""
 
@@ -61,7 +77,7 @@ class _Rank:
         self.number = 0
         self.device: str = "cpu"
         self.folder = Path()
-        self.connection: Connection | None = None
+        self.on_report: Callable[[Any], None] | None = None
         self.groups: dict[tuple[int, ...], Any] = {}
 
 
@@ -73,9 +89,12 @@ def rank_main(rank: int, device: str, folder: Path, conn: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
     trace = trace_file(folder, rank).open("w")
     faulthandler.register(signal.SIGUSR1, trace)
-    _rank.number, _rank.device, _rank.folder, _rank.connection = rank, device, folder, conn
+    _rank.number, _rank.device, _rank.folder = rank, device, folder
+    _rank.on_report = lambda value: conn.send_bytes(pickle.dumps(("report", value)))
+    # All ranks are on this host, whose name need not resolve to an address that reaches it.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     try:
-        _set_up_torch()
+        _set_up_torch(rank)
     except Exception as error:
         conn.send_bytes(_failure(error))
         return
@@ -92,7 +111,7 @@ def rank_main(rank: int, device: str, folder: Path, conn: Connection) -> None:
         conn.send_bytes(answer)
 
 
-def _set_up_torch() -> None:
+def _set_up_torch(gpu: int) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -105,17 +124,15 @@ def _set_up_torch() -> None:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         # cuDNN compiles its attention anew in every thread, which is such a wait again: flash attention instead.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        torch.cuda.set_device(_rank.number)
-        assert torch.cuda.current_device() == _rank.number
-    # All ranks are on this host, whose name need not resolve to an address that reaches it.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        torch.cuda.set_device(gpu)
+        assert torch.cuda.current_device() == gpu
 
 
 def join_group(members: int, generation: int) -> None:
     """Leaves the default process group and, where this rank is among the members, joins the next one."""
     import torch.distributed as dist
 
-    _rank.groups.clear()
+    forget_groups()
     if dist.is_initialized():
         dist.destroy_process_group()
     if _rank.number < members:

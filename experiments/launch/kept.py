@@ -1,9 +1,12 @@
 """Results that are there already, from sweeps and from figures: what they answer is not run again."""
 
+import contextlib
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
-from bench.results import PUBLISHED, read_trials
+from bench.errors import BadInput
+from bench.results import PUBLISHED, read_trial, read_trials
 from bench.trial import FINISHED, Trial, content_id
 from experiments.launch.ledger import Ledger
 from experiments.launch.work import Task
@@ -12,31 +15,32 @@ from experiments.launch.work import Task
 def adopt(ledger: Ledger, tasks: Iterable[Task], retry_failed: bool) -> None:
     """Marks tasks as done whose result lies in the results folder or comes with the code.
 
-    With `retry_failed`, tasks whose record says that they failed are opened again.
+    Tasks whose record cannot be read are opened again, and with `retry_failed` those that failed.
     """
     ledger.recover()
     done, by_answer = ledger.done(), _index(ledger)
     for task in tasks:
         if task.key in done:
             trial = ledger.trial(task.key)
-            if retry_failed and trial is not None and trial.status not in FINISHED:
+            # A record that cannot be read, such as one of a newer version, answers nothing.
+            if trial is None or (retry_failed and trial.status not in FINISHED):
                 ledger.reopen(task.key)
             continue
-        found = by_answer.get(_question(task))
-        if found is not None and (found.status in FINISHED or not retry_failed):
-            ledger.commit(task.key, found)
+        path, found = by_answer.get(_question(task), (None, None))
+        if path is not None and found is not None and (found.status in FINISHED or not retry_failed):
+            with contextlib.suppress(OSError, BadInput):  # one whose series are gone is no result
+                ledger.commit(task.key, read_trial(path))
 
 
-def _index(ledger: Ledger) -> dict[str, Trial]:
-    """Trials by what they answer; of several the newest."""
+def _index(ledger: Ledger) -> dict[str, tuple[Path, Trial]]:
+    """Records, without series, by what they answer; of several the newest."""
     places = [ledger.results, PUBLISHED] if ledger.results.exists() else [PUBLISHED]
-    trials = sorted((trial for _, trial in read_trials(places)), key=lambda trial: trial.created)
-    found: dict[str, Trial] = {}
-    for trial in trials:
+    found: dict[str, tuple[Path, Trial]] = {}
+    for path, trial in sorted(read_trials(places, series=False), key=lambda one: one[1].created):
         if trial.source == "simulated" and trial.status in FINISHED:
-            found[_simulated(trial)] = trial
+            found[_simulated(trial)] = path, trial
         elif trial.source == "measured" and trial.provenance.get("task"):
-            found[trial.provenance["task"]] = trial
+            found[trial.provenance["task"]] = path, trial
     return found
 
 

@@ -104,7 +104,8 @@ class Ledger:
     def commit(self, key: str, trial: Trial) -> bool:
         """Keeps the final record of a task; False where it has one. Survives being killed at any point."""
         marked = mark(trial, key)
-        if not link_new(self._done / key, marked.to_text(), durable=True):
+        # A simulation that the power takes away comes again; see `recover` for what it leaves.
+        if not link_new(self._done / key, marked.to_text(), durable=trial.source == "measured"):
             return False
         self._keep(key, marked)
         return True
@@ -129,13 +130,13 @@ class Ledger:
         return name
 
     def recover(self) -> None:
-        """Finishes commits that were cut short, and forgets ends whose trial was removed by hand."""
+        """Finishes commits that were cut short, and forgets ends whose trial is gone or was never written to disk."""
         for key in self.done():
             try:
                 name = self._settled(key)
             except BadInput:
                 continue  # of another version of the code
-            if name and not (self.results / f"{name}.json").exists():
+            if not name or not _is_whole(self.results / f"{name}.json"):
                 self.reopen(key)
 
     def _settled(self, key: str) -> str:
@@ -169,6 +170,14 @@ class Ledger:
 
     def _closed_path(self, key: str, generation: int) -> Path:
         return self._done / f"{key}.{generation:04d}"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file is there and was written: after a power failure it may be there and empty."""
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _says_the_same(path: Path, trial: Trial) -> bool:

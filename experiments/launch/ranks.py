@@ -4,7 +4,6 @@ Stands in for `bench.execute.pool.RankPool`, which starts ranks itself: here a c
 """
 
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -28,24 +27,19 @@ class JoinedRanks:
     """
 
     def __init__(self, environment: Any, meeting: Path, num_ranks: int, device: str) -> None:
-        import torch
-
-        from bench.execute import rank as own
+        from bench.execute.rank import become_rank
 
         self.rank, self.world_size, self.device = environment.global_rank, num_ranks, device
         self._host = environment.hostname
         self._calls = 0
-        torch.set_num_threads(1)
-        own._rank.number, own._rank.device = self.rank, device
-        own._rank.connection = _Reports(self)  # type: ignore[assignment]
-        if device == "cuda":
-            _take_gpu(environment.local_rank)
+        self._on_report: Callable[[int, Any], None] | None = None
+        self._reports: list[Any] = []
+        gpu = _gpu_of(environment.local_rank) if device == "cuda" else 0
+        become_rank(self.rank, device, gpu, self._take_report)
         alone = environment.num_nodes == 1
         if alone:  # this host's name need not resolve to an address that reaches it
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         self.store = _meet("127.0.0.1" if alone else environment.hostnames[0], meeting, self.rank, num_ranks)
-        self._on_report: Callable[[int, Any], None] | None = None
-        self._reports: list[Any] = []
 
     def agree(self, what: str, decide: Callable[[], str]) -> str:
         """What rank 0 decides; called by all ranks with the same words in the same order."""
@@ -67,13 +61,13 @@ class JoinedRanks:
         """
         import torch.distributed as dist
 
-        from bench.execute import rank as own
+        from bench.execute.rank import forget_groups
 
         if world_size not in (None, self.world_size):
             raise BadInput("ranks", world_size, f"the {self.world_size} ranks of the job")
         self._calls += 1
         self._reports, self._on_report = [], on_report if self.rank == 0 else None
-        own._rank.groups.clear()
+        forget_groups()
         backend = "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo"
         store = dist.PrefixStore(f"call-{self._calls}", self.store)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
@@ -86,6 +80,11 @@ class JoinedRanks:
             for value in gathered[0][1]:
                 on_report(0, value)
         return [one for one, _ in gathered]
+
+    def _take_report(self, value: Any) -> None:
+        self._reports.append(value)
+        if self._on_report is not None:
+            self._on_report(self.rank, value)
 
     def _require_own_gpus(self) -> None:
         """Every rank has a GPU that no other has: a wrong setting gives all of them the first."""
@@ -101,32 +100,15 @@ class JoinedRanks:
             raise RuntimeError(f"ranks share GPUs: {', '.join(taken)}")
 
 
-class _Reports:
-    """Takes what `bench.execute.rank.report` sends."""
-
-    def __init__(self, ranks: JoinedRanks) -> None:
-        self.ranks = ranks
-
-    def send_bytes(self, message: bytes) -> None:
-        _, value = pickle.loads(message)
-        self.ranks._reports.append(value)
-        if self.ranks._on_report is not None:
-            self.ranks._on_report(self.ranks.rank, value)
-
-
-def _take_gpu(local_rank: int) -> None:
+def _gpu_of(local_rank: int) -> int:
     """The GPU of the local rank; the only one, where the node shows each rank its own."""
     import torch
 
-    from bench.execute.nccl import DEVICE_CONNECTIONS
-
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(DEVICE_CONNECTIONS))  # read when CUDA starts
-    found = torch.cuda.device_count()
+    found = torch.cuda.device_count()  # through NVML: CUDA itself does not start yet
     number = 0 if found == 1 else local_rank
     if number >= found:
         raise BadInput("gpus_per_node", local_rank + 1, f"at most the {found} GPUs of a node")
-    torch.cuda.set_device(number)
-    assert torch.cuda.current_device() == number
+    return number
 
 
 def _meet(host: str, meeting: Path, rank: int, num_ranks: int) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.trial import Trial
-from experiments.launch.ledger import Claim, Ledger, replace
+from experiments.launch.ledger import Claim, Ledger, mark, replace
 from experiments.launch.locks import Process
 from experiments.launch.outcome import Event, Listener, Outcome
 from experiments.launch.pack import Shape, minutes, packs, shape_of
@@ -185,13 +185,12 @@ class Sweep:
                     self.ledger.commit(task.key, task.failed(status_of(error), f"{type(error).__name__}: {error}"))
                     raise
                 trial = task.failed(status_of(error), f"{type(error).__name__}: {error}")
-            self.ledger.commit(task.key, trial)
-            self._note(task)
+            made = self.ledger.commit(task.key, trial)
+            self._note(task, mark(trial, task.key) if made else self.ledger.trial(task.key))
         return ran
 
-    def _note(self, task: Task) -> None:
+    def _note(self, task: Task, trial: Trial | None) -> None:
         """As `_collect`, for one task that was just done."""
-        trial = self.ledger.trial(task.key)
         if trial is not None:
             self._reported.add(task.key)
             self.outcome.trials.append((task, trial))

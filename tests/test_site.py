@@ -1,0 +1,55 @@
+"""Site files and time limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BadInput
+from experiments.launch import site
+
+
+def test_the_template_explains_every_setting_and_its_values_are_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    site.write_template(path)
+    assert site.load(path, {}) == site.Site()
+    lines = path.read_text().splitlines()
+    settings_ = [line.removeprefix("# ") for line in lines if "=" in line or line == "# [sbatch]"]
+    path.write_text("\n".join(line for line in settings_ if not line.startswith("and an option")))
+    filled = site.load(path, {})
+    assert set(site.Site.model_fields) == filled.model_fields_set
+    with pytest.raises(BadInput, match="does not exist yet"):
+        site.write_template(path)
+
+
+def test_options_win_over_the_file_and_switch_it_off(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('partition = "gpu"\naccount = "mine"\ntime = "01:00:00"\n')
+    loaded = site.load(path, {"partition": "other", "account": "none", "time": None})
+    assert (loaded.partition, loaded.account, loaded.minutes) == ("other", None, 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('partitoin = "a"', "did you mean 'partition'"),
+        ('executor = "pbs"', "site.executor: 'pbs'"),
+        ('time = "soon"', "time: 'soon'"),
+        ("jobs = 0", "site.jobs: 0"),
+        ("jobs =", "TOML"),
+    ],
+)
+def test_wrong_site_files_are_refused_in_one_line(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(BadInput, match=line) as refused:
+        site.load(tmp_path / "site.toml", {})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("30", 30), ("00:30:00", 30), ("1:01", 2), ("1-02:03:04", 1564), ("00:00:01", 1)]
+)
+def test_time_limits_are_read_as_slurm_does(text: str, expected: int) -> None:
+    assert site.minutes_of("time", text) == expected
+    assert site.minutes_of("time", site.clock(expected)) == expected
