@@ -11,7 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -22,6 +24,24 @@ from bench.trial import Trial
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PATIENCE_S = 240.0
+RUN = ("--backend", "run")
+
+
+@cache
+def _step_s() -> float:
+    """Seconds of a step of the tiny case on this machine, now."""
+    from tiny import specs
+
+    from bench.measured import measure
+
+    found = measure(specs()[0], steps=40, telemetry_hz=None).trial.metrics["step_time_s"]
+    assert found is not None
+    return found
+
+
+def lasting(seconds: float) -> tuple[str, ...]:
+    """Options of runs of one rank that last about so long, so that there is something to interrupt."""
+    return (*RUN, "--steps", str(max(20, int(seconds / _step_s()))))
 
 
 class Cluster:
@@ -73,9 +93,9 @@ class Cluster:
             (self.root / "state").mkdir()
         with (self.root / "scripts.log").open("ab") as log:
             subprocess.run(["slurmctld", *(["-c"] if forget else [])], env=self.env, stdout=log, stderr=log, check=True)
-        wait_until(self._answers)
+        wait_until(self.answers)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         done = subprocess.run(["scontrol", "ping"], env=self.env, capture_output=True, check=False)
         return done.returncode == 0
 
@@ -174,11 +194,14 @@ def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None
 
 
 def running_slurm(**settings: str) -> Iterator[Cluster]:
-    """A Slurm of four nodes while the caller goes on; skips where there can be none."""
+    """A Slurm of four nodes while the caller goes on; where there can be none, skips, or fails if one was promised.
+
+    settings: variables of start_slurm.sh.
+    """
     programs = ["slurmctld", "munged", *(["slurmdbd", "mariadbd"] if settings.get("ACCOUNTING") == "1" else [])]
     absent = [program for program in programs if shutil.which(program) is None]
     if absent or os.geteuid():
-        pytest.skip(f"needs root and Slurm's packages; absent: {', '.join(absent) or 'nothing'}")
+        _go_without(f"needs root and Slurm's packages; absent: {', '.join(absent) or 'nothing'}")
     root = Path(tempfile.mkdtemp(prefix="moebench-slurm-"))
     root.chmod(0o755)  # munged wants its socket to be reached by everybody
     cluster = Cluster(root)
@@ -190,10 +213,19 @@ def running_slurm(**settings: str) -> Iterator[Cluster]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+def _go_without(why: str) -> NoReturn:
+    """Where a Slurm was promised, its absence is a failure."""
+    if os.environ.get("REQUIRE_SLURM"):
+        pytest.fail(why)
+    pytest.skip(why)
+
+
 def emptied(slurm: Cluster) -> Iterator[Cluster]:
-    """The Slurm, put in order before a test and emptied after it."""
+    """The Slurm, put in order before a test and emptied after it, also where the test failed half-way."""
     slurm.site()
     yield slurm
+    if not slurm.answers():
+        slurm.start_controller()
     subprocess.run(["scancel", "--user", "root"], env=slurm.env, check=False, timeout=60)
     wait_until(lambda: not slurm.command("squeue", "-h"))
     wait_until(lambda: not slurm.job_processes())

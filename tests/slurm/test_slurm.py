@@ -10,12 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import Cluster, Sweep, wait_until
+from harness import RUN, Cluster, Sweep, lasting, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
-
-RUN = ("--backend", "run")
-LONG = (*RUN, "--steps", "100")  # seconds, so that there is something to interrupt
 
 
 def test_simulated_cases_go_out_as_arrays_and_only_once(cluster: Cluster, tmp_path: Path) -> None:
@@ -66,7 +63,7 @@ def test_repeats_share_an_allocation_in_rounds(cluster: Cluster, tmp_path: Path)
 
 
 def test_a_cancelled_job_is_final(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=2).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
     sweep.wait_for("case-start", 2)
     job = str(sweep.events("job-start")[0]["job"])
     cluster.command("scancel", job)
@@ -94,17 +91,8 @@ def _is_rank(process: psutil.Process, rank: int) -> bool:
     return process.environ().get("SLURM_PROCID") == str(rank) and "experiments.launch.job" in process.cmdline()
 
 
-def test_a_run_that_times_out_is_tried_again_and_then_given_up(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.site(max_attempts=2)
-    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "1000000", "--time", "00:01:00", cases=1)
-    said = sweep.run(1)
-    assert "reached its time limit" in said
-    sweep.require_complete(timeout=1)
-    assert len(sweep.events("case-start")) == 2
-
-
 def test_a_preempted_run_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=1).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(8), cases=1).begin()
     sweep.wait_for("case-start")
     cluster.command("sbatch", "-p", "high", "-N", "4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 5")
     sweep.end()
@@ -113,7 +101,7 @@ def test_a_preempted_run_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_run_survives_its_node(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=1).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=1).begin()
     sweep.wait_for("case-start")
     node = str(sweep.events("job-start")[0]["host"])
     try:
@@ -149,7 +137,7 @@ def test_what_slurm_refuses_for_good_is_said_and_can_be_run_later(cluster: Clust
 
 
 def test_a_controller_may_stop_and_start(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=2).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
     sweep.wait_for("case-start")
     standing = json.loads(sweep.ask("status", "--json"))
     assert (standing["total"], standing["trouble"], len(standing["running"])) == (2, "", standing["counts"]["running"])
@@ -162,7 +150,7 @@ def test_a_controller_may_stop_and_start(cluster: Cluster, tmp_path: Path) -> No
 
 
 def test_job_ids_may_start_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=2).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
     sweep.wait_for("case-start")
     cluster.stop_controller()
     cluster.start_controller(forget=True)
@@ -225,12 +213,12 @@ def test_bad_input_is_refused_before_anything_is_submitted(cluster: Cluster, tmp
 
 
 def test_cancel_stops_sweep_and_jobs(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *LONG, cases=2).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
     sweep.wait_for("case-start")
     assert sweep.ask("cancel") == "tiny-run: cancelled 1 jobs\n"
     assert "2 runs have no result: the sweep was cancelled" in sweep.end(1)
     wait_until(lambda: not cluster.job_processes())
     assert sweep.records() == {}
-    again = Sweep(cluster, tmp_path / "r", *LONG, cases=2)
+    again = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2)
     again.run()
     again.require_complete()
