@@ -80,7 +80,7 @@ def test_shapes_follow_the_case_and_the_site() -> None:
 def test_previews_count_gpu_hours_and_memory() -> None:
     (run,) = runs([task(backend="run", ep=4, replicas=2)], site.Site(time="02:00:00"))
     assert (run.nodes, run.ranks, run.minutes, run.gpu_hours) == (1, 8, 120, 16.0)
-    assert run.memory_bytes is not None and 0 < run.memory_bytes < 2**30
+    assert run.memory_bytes is not None and 0 < run.memory_bytes < 8 * 2**30
 
 
 def test_what_slurm_could_never_start_is_refused() -> None:
