@@ -12,19 +12,20 @@ from bench.tune import kept_bytes, least_bytes
 REFERENCE_BYTES = 16  # a parameter of the reference: weight, gradient and two moments in fp32
 
 
-def require_fits_here(case: Case, *, with_reference: bool) -> None:
+def require_fits_here(case: Case, *, with_reference: bool, ranks_per_gpu: int = 1) -> None:
     """Raises BadInput where the ranks of `case` need more than there is: the host's free memory, or a GPU's.
 
     What is counted is a lower bound: weights, gradients, optimizer state, and what one micro-batch's forward keeps.
 
     Args:
         with_reference: the whole model in one process as well, to compare with.
+        ranks_per_gpu: ranks that share a GPU at the most.
     """
     placement = get_system(case.system).placement(case)
     costs = costs_of(case, placement, get_assumptions())
     if case.cluster.name != "cpu":
-        least, there = least_bytes(case, placement, costs), float(case.cluster.gpu.memory_bytes)
-        where = "a GPU"
+        least = least_bytes(case, placement, costs) * ranks_per_gpu
+        there, where = float(case.cluster.gpu.memory_bytes), "a GPU"
     else:
         import psutil
 

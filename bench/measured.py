@@ -1,5 +1,6 @@
 """Measured trials: a training run on this machine as a record, also where it failed."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +8,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bench import provenance
-from bench.case import Case
+from bench.case import Case, batch_of
+from bench.hiding import broken_claim, hiding
+from bench.lower import lower
+from bench.metrics import metrics as metrics_of
 from bench.steady import Steady, steady
+from bench.system import get_system, plan_of
 from bench.telemetry import RankTelemetry, Summary, summarise
 from bench.telemetry.session import DEFAULT_HZ
 from bench.telemetry.verdict import disturbances
@@ -35,7 +40,9 @@ def measure(
     *,
     steps: int,
     device: Device = "cpu",
+    transport: str = "auto",
     data: str = "text",
+    weights: str = "host",
     pool: "RankPool | None" = None,
     on_step: "Callable[[StepRecord], None] | None" = None,
     keep_timeline: bool = False,
@@ -49,12 +56,14 @@ def measure(
     Times are the medians of the steady state, see `bench.steady`; every step is in the samples.
 
     Args:
+        transport: see `bench.transports`; ``auto`` is the pool's own.
+        weights: where they are drawn, ``host`` or ``device``; see `bench.execute.job.Job`.
         telemetry_hz: samples a second of devices, links and host; None for none.
         saving, resume, on_saved: see `bench.execute.train.train`.
     Raises:
         BadInput: the case cannot be executed on this machine.
     """
-    from bench.execute.pool import RankError
+    from bench.execute.pool import RankError, RankPool
     from bench.execute.train import train
 
     done: list[StepRecord] = []
@@ -68,35 +77,48 @@ def measure(
     status: Status = "ok"
     message, timeline = "", None
     metrics: dict[str, float | None] = {}
-    try:
-        result = train(
-            case,
-            steps=steps,
-            device=device,
-            data=data,
-            pool=pool,
-            on_step=keep,
-            timeline_step=-1 if keep_timeline else None,
-            telemetry_hz=telemetry_hz,
-            on_telemetry=told.append,
-            saving=saving,
-            resume=resume,
-            on_saved=on_saved,
-        )
-        timeline = result.timeline
-        metrics["clock_error_s"] = result.clock_error_s
-    except RankError as error:
-        status, message = _status_of(error), str(error)
+    num_ranks = ranks_of(case)
+    with contextlib.ExitStack() as stack:
+        ranks = pool or stack.enter_context(RankPool(num_ranks, device, transport=transport))
+        carrier = ranks.carrier_of(transport)
+        try:
+            result = train(
+                case,
+                steps=steps,
+                data=data,
+                weights=weights,
+                transport=transport,
+                pool=ranks,
+                on_step=keep,
+                timeline_step=None if case.system == "reference" else -1,
+                telemetry_hz=telemetry_hz,
+                on_telemetry=told.append,
+                saving=saving,
+                resume=resume,
+                on_saved=on_saved,
+            )
+            timeline = result.timeline
+            metrics["clock_error_s"] = result.clock_error_s
+            metrics["peak_memory_bytes"] = result.peak_memory_bytes or None
+        except RankError as error:
+            status, message = _status_of(error), str(error)
     broken = [r.step for r in done if not (math.isfinite(r.loss) and math.isfinite(r.grad_norm))]
     if broken and status == "ok":
         status, message = "diverged", f"loss or gradient norm is not finite from step {broken[0]} on"
-    extra = ["--ranks", str(case.cluster.num_gpus), "--device", device, "--steps", str(steps), "--data", data]
+    if timeline is not None:
+        metrics |= _step_metrics(timeline, case, carrier.gpus(num_ranks))
+        unkept = broken_claim(lower(plan_of(case), case.model), timeline)
+        if unkept and status == "ok":
+            status, message = "error", unkept
+    extra = ["--ranks", str(case.cluster.num_gpus), "--device", ranks.device, "--steps", str(steps), "--data", data]
     if saving is not None:
         extra += ["--save", str(saving.folder)]
         extra += ["--save-every", str(saving.every)] if saving.every else []
     if resume is not None:
         extra += ["--resume", str(resume)]
         metrics |= {"first_step": done[0].step} if done else {}
+    chosen = ranks.transport if transport == "auto" else transport
+    extra += ["--transport", chosen] if chosen != "auto" else []
     settled, seen = _settled(case, done, told), None
     if told:
         window = (settled.first, settled.last) if settled is not None else (0, 0)
@@ -106,15 +128,40 @@ def measure(
         source="measured",
         status=status,
         message=message,
-        metrics=metrics | _metrics(case, done, settled) | (seen.metrics if seen else {}),
+        metrics=metrics | _metrics(case, done, settled, carrier.gpus(num_ranks)) | (seen.metrics if seen else {}),
         samples=_samples(case, done, settled, seen),
         steady=settled.as_json() if settled is not None else {},
         telemetry=seen.facts if seen else {},
         telemetry_samples=seen.samples if seen else {},
         command=command_for("run", case, tuple(extra)),
-        provenance=provenance.collect(),
+        provenance=provenance.collect() | {"execution": carrier.facts(num_ranks)},
     )
-    return Measured(trial, timeline)
+    return Measured(trial, timeline if keep_timeline else None)
+
+
+def ranks_of(case: Case) -> int:
+    """Ranks of all replicas of a case; 1 for `reference`. Raises BadInput."""
+    placement = get_system(case.system).placement(case)
+    return 1 if case.system == "reference" else batch_of(case, placement).num_replicas * placement.size
+
+
+def _step_metrics(timeline: "Timeline", case: Case, num_gpus: int) -> dict[str, float | None]:
+    """What the last step's timeline shows; its own duration is not the steady state's, so only shares are kept."""
+    found, seen = hiding(timeline), metrics_of(timeline, case, num_gpus or None)
+    return {
+        "mfu": seen.mfu,
+        "bubble_fraction": seen.bubble_fraction,
+        "overlapped_fraction": seen.overlapped_fraction,
+        "exposed_comm_s": seen.exposed_comm_s,
+        "moving_s": seen.moving_s,
+        "compute_s": found.compute_s,
+        "transfer_s": found.transfer_s,
+        "serial_s": found.serial_s,
+        "traced_step_s": found.step_s,
+        "hidden_share": found.hidden_share,
+        "bound_s": found.bound_s,
+        "fraction_of_bound": found.fraction_of_bound,
+    }
 
 
 def _settled(case: Case, done: "list[StepRecord]", told: list[RankTelemetry]) -> Steady | None:
@@ -133,7 +180,7 @@ def _status_of(error: "RankError") -> Status:
     return "oom" if "OutOfMemoryError" in f"{error.cause} {error}" else "error"
 
 
-def _metrics(case: Case, done: "list[StepRecord]", settled: Steady | None) -> dict[str, float | None]:
+def _metrics(case: Case, done: "list[StepRecord]", settled: Steady | None, num_gpus: int) -> dict[str, float | None]:
     """Speed by the median step of the steady state, mean imbalance, last loss; nothing where no step was done."""
     if settled is None:
         return {}
@@ -144,7 +191,7 @@ def _metrics(case: Case, done: "list[StepRecord]", settled: Steady | None) -> di
         "step_time_low_s": step_s.low,
         "step_time_high_s": step_s.high,
         "tokens_per_s": rate,
-        "tokens_per_s_per_gpu": rate / case.cluster.num_gpus,
+        "tokens_per_s_per_gpu": rate / (num_gpus or case.cluster.num_gpus),
         "load_imbalance": fmean(r.load_imbalance for r in done),
         "last_loss": done[-1].loss,
     }

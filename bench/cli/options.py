@@ -102,6 +102,16 @@ Ranks = Annotated[
     int, typer.Option("--ranks", metavar="NUMBER", parser=whole_number, help="Processes to start on this machine.")
 ]
 Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="cpu (gloo) or cuda (NCCL).")]
+Transport = Annotated[
+    str,
+    typer.Option(
+        "--transport",
+        metavar="auto|host|nccl[:BLOCKS]|copy",
+        help="What carries payload between GPUs: through host memory (also with several ranks on one GPU), NCCL (with "
+        "as many thread blocks at most), or copy engines. Default: NCCL, or host with more ranks than GPUs.",
+        show_default=False,
+    ),
+]
 Data = Annotated[
     str, typer.Option("--data", metavar="text|synthetic", help="Python's own sources as bytes, or random tokens.")
 ]
@@ -229,16 +239,23 @@ def spec_on(
     )
 
 
-def local_cluster(ranks: int, device: Literal["cpu", "cuda"], name: str | None = None) -> "Cluster":
+def local_cluster(
+    ranks: int, device: Literal["cpu", "cuda"], name: str | None = None, transport: str = "auto"
+) -> "Cluster":
     """The cluster that `ranks` processes on this machine are: CPUs, or the GPUs that torch finds; or as named.
+
+    Where several ranks share a GPU, each counts as one.
 
     Raises BadInput.
     """
     from bench.clusters import CLUSTERS, GPUS, Cluster, get_cluster
     from bench.errors import BadInput
+    from bench.transports import Carrier
 
     if not 1 <= ranks <= 64:
         raise BadInput("ranks", ranks, "1 to 64")
+    if device == "cpu":
+        Carrier.of(transport, device, ranks, 0)
     if name is not None:
         given = get_cluster(name)
         if given.num_gpus != ranks:
@@ -249,9 +266,7 @@ def local_cluster(ranks: int, device: Literal["cpu", "cuda"], name: str | None =
         return Cluster.from_fields(fields)
     import torch
 
-    found = torch.cuda.device_count()
-    if ranks > found:
-        raise BadInput("ranks", ranks, f"at most the {found} CUDA devices of this machine")
+    Carrier.of(transport, device, ranks, torch.cuda.device_count())
     gpu_name = torch.cuda.get_device_name(0)
     known = next((gpu for gpu in GPUS if gpu in gpu_name.lower().split()), None)
     if known is None:
@@ -313,6 +328,7 @@ def run_case(
     pairs: list[str] | None,
     cluster_name: str | None = None,
     *,
+    transport: str = "auto",
     with_reference: bool = False,
 ) -> "Case":
     """The case that `run`, `verify` and an executed trace have in common. Raises BadInput.
@@ -325,7 +341,7 @@ def run_case(
     from bench.models import get_model
     from bench.system import get_system
 
-    cluster = local_cluster(ranks, device_of(device), cluster_name)
+    cluster = local_cluster(ranks, device_of(device), cluster_name, transport)
     known = get_system(system)
     if "modelled-only" in getattr(known, "traits", ()):
         raise BadInput("system", system, "one that can be executed; its plans are modelled-only")
@@ -335,8 +351,16 @@ def run_case(
         batch_tokens = _default_batch_tokens(one_sequence, ranks)
     case = spec_of(system, model, cluster, seq_len, batch_tokens, dtype, routing, seed).with_layout(layout)
     require_supported(case.model)
-    require_fits_here(case, with_reference=with_reference)
+    require_fits_here(case, with_reference=with_reference, ranks_per_gpu=_ranks_per_gpu(ranks, device))
     return case
+
+
+def _ranks_per_gpu(ranks: int, device: str) -> int:
+    if device != "cuda":
+        return 1
+    import torch
+
+    return -(-ranks // max(1, torch.cuda.device_count()))
 
 
 def _default_batch_tokens(case: "Case", ranks: int) -> int:

@@ -40,6 +40,7 @@ def run(
     seq_len: options.SeqLen = 64,
     global_batch_tokens: options.Batch = None,
     dtype: options.Dtype = "fp32",
+    transport: options.Transport = "auto",
     data: options.Data = "text",
     routing: options.Routing_ = "learned",
     seed: options.Seed = 0,
@@ -85,6 +86,7 @@ def run(
             options.required("system", system),
             options.required("--model", model),
             *(ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout, cluster),
+            transport=transport,
         )
     kept = LOCAL if results is None else results
     require_folder("results", kept)
@@ -94,6 +96,7 @@ def run(
         case,
         steps=steps,
         device=options.device_of(device),
+        transport=transport,
         data=options.corpus_of(data),
         on_step=None if json else _shower(head, steps),
         saving=saving,
@@ -137,6 +140,7 @@ def _described(trial: "Trial") -> dict[str, Any]:
         "grad_norms": samples.get("grad_norm", []),
         "tokens_per_s": trial.metrics.get("tokens_per_s"),
         "load_imbalance": trial.metrics.get("load_imbalance"),
+        "execution": trial.provenance.get("execution"),
         "case_id": trial.case_id,
         "trial": trial.name,
         "command": trial.command,
@@ -153,8 +157,15 @@ def _show_end(trial: "Trial") -> None:
             "loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else None,
             "tokens/s (median of the steady window)": trial.metrics.get("tokens_per_s"),
             "load imbalance (fullest rank over mean)": trial.metrics.get("load_imbalance"),
+            "transport": _execution(trial),
         },
     )
+
+
+def _execution(trial: "Trial") -> str:
+    facts = trial.provenance.get("execution", {})
+    where = f", {facts['ranks']} ranks on {facts['gpus']} GPUs" if "gpus" in facts else ""
+    return f"{facts.get('transport')}{where}"
 
 
 def verify(
@@ -166,6 +177,7 @@ def verify(
     seq_len: options.SeqLen = 16,
     global_batch_tokens: options.Batch = None,
     dtype: options.Dtype = "fp32",
+    transport: options.Transport = "auto",
     data: options.Data = "synthetic",
     routing: options.Routing_ = "learned",
     seed: options.Seed = 0,
@@ -199,10 +211,11 @@ def verify(
         seed,
         layout,
         cluster,
+        transport=transport,
         with_reference=True,
     )
     corpus, allowed = options.corpus_of(data), _gradient_tolerance(tolerance)
-    with RankPool(ranks, options.device_of(device)) as pool:
+    with RankPool(ranks, options.device_of(device), transport=transport) as pool:
         report = verify_case(case, pool, data=corpus)
     if allowed is not None:
         report = replace(report, tolerance=replace(report.tolerance, gradient=allowed))

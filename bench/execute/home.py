@@ -46,6 +46,7 @@ class Home:
         dtype: torch.dtype,
         seed: int,
         norm_jitter: float = 0.0,
+        drawn_on: str = "host",
     ) -> None:
         placement = program.plan.placement
         if not 0 <= rank < batch.num_replicas * placement.size:
@@ -61,7 +62,7 @@ class Home:
         self.shared_on_expert = placement.shared_on == "expert" and self.model.num_shared_experts > 0
         self.parts: dict[Part, nn.Module] = dict(self._parts())
         for part in self.parts.values():
-            initialise(part, seed, norm_jitter=norm_jitter)
+            initialise(part, seed, norm_jitter=norm_jitter, drawn_on=drawn_on)
         self.islands = {key: Island(part) for key, part in self.parts.items()}
         self._accumulating = {key: _Turn() for key in self.parts}
         self._channels: dict[Action, Channel] = {}

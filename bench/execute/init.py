@@ -79,13 +79,11 @@ def initial_value(name: str, shape: tuple[int, ...], *, seed: int, num_layers: i
     Normal with standard deviation 0.02, of output projections 0.02 / sqrt(2 x layers) (GPT-2); norms are one,
     plus ``norm_jitter`` times a normal variate, which tests use so that no norm is the identity.
     """
-    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    generator = torch.Generator().manual_seed(_seed_of(name, seed))
     if is_norm(name):
         value = torch.ones(shape)
         return value + norm_jitter * torch.randn(shape, generator=generator) if norm_jitter else value
-    std = STD / math.sqrt(2 * num_layers) if name.endswith((".proj.weight", ".fc2")) else STD
-    return torch.randn(shape, generator=generator) * std
+    return torch.randn(shape, generator=generator) * _std(name, num_layers)
 
 
 def is_norm(name: str) -> bool:
@@ -93,16 +91,34 @@ def is_norm(name: str) -> bool:
     return name.endswith("norm.weight")
 
 
-def initialise(part: nn.Module, seed: int, *, norm_jitter: float = 0.0) -> None:
-    """Sets every parameter of a part to its `initial_value`, cast to its dtype."""
+def initialise(part: nn.Module, seed: int, *, norm_jitter: float = 0.0, drawn_on: str = "host") -> None:
+    """Sets every parameter of a part to its `initial_value`, cast to its dtype.
+
+    Args:
+        drawn_on: ``device`` draws from the same distributions where the parameters are: quickly, and equal on GPUs of
+            one kind, but other numbers than on the host. For runs that are only timed.
+    """
     num_layers = part.model.num_layers  # type: ignore[union-attr]
     assert isinstance(num_layers, int)
     with torch.no_grad():
         for name, param, expert in _global_views(part):
             view = param if expert is None else param[expert]
+            if drawn_on == "device" and not is_norm(name):
+                generator = torch.Generator(view.device).manual_seed(_seed_of(name, seed))
+                view.normal_(0.0, _std(name, num_layers), generator=generator)
+                continue
             view.copy_(
                 initial_value(name, tuple(view.shape), seed=seed, num_layers=num_layers, norm_jitter=norm_jitter)
             )
+
+
+def _seed_of(name: str, seed: int) -> int:
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _std(name: str, num_layers: int) -> float:
+    return STD / math.sqrt(2 * num_layers) if name.endswith((".proj.weight", ".fc2")) else STD
 
 
 def named_global(part: nn.Module) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.action import Kind
 from bench.case import Batch, Case, batch_of
 from bench.check import check
-from bench.errors import BadInput
+from bench.errors import BadInput, unknown
 from bench.execute.data import Corpus, open_corpus
 from bench.execute.pool import RankPool
 from bench.execute.support import require_supported
@@ -20,7 +20,9 @@ from bench.lower import lower
 from bench.program import Program
 from bench.routing import Routing
 from bench.system import plan_of
+from bench.transports import Carrier
 
+WEIGHTS = ("host", "device")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -30,21 +32,27 @@ class Job:
 
     Attributes:
         data: name of the corpus, see `open_corpus`.
+        weights: where they are drawn, ``host`` or ``device``; see `init.initialise`.
+        carrier: what carries payload; the pool's where not given.
     """
 
     case: Case
     program: Program
     batch: Batch
     data: str = "text"
+    weights: str = "host"
+    carrier: Carrier | None = None
 
     @classmethod
-    def of(cls, case: Case, data: str = "text") -> Job:
+    def of(cls, case: Case, data: str = "text", weights: str = "host", carrier: Carrier | None = None) -> Job:
         """Plans, lowers and checks. Raises BadInput where the case cannot be executed."""
         require_supported(case.model)
         plan = plan_of(case)
         if plan.obstacles:
             raise BadInput("system", case.system, f"one that can be executed; its plan is {', '.join(plan.obstacles)}")
-        job = cls(case, lower(plan, case.model), batch_of(case, plan.placement), data)
+        if weights not in WEIGHTS:
+            raise unknown("weights", weights, WEIGHTS)
+        job = cls(case, lower(plan, case.model), batch_of(case, plan.placement), data, weights, carrier)
         check(job.program)
         job.corpus()  # refuses a model whose vocabulary is too small for the text
         return job

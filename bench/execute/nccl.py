@@ -23,19 +23,26 @@ from torch import Tensor
 
 from bench.errors import BadInput
 from bench.execute.transport import Channel, GlooTransport, Packet, Pending, Works, local_copies
+from bench.transports import NCCL_BLOCKS
 
 DEVICE_CONNECTIONS = 32
-MAX_THREAD_BLOCKS = 8  # a communicator's kernels on one GPU: they wait beside the computation, not in its place
 
 
 class NcclTransport(GlooTransport):
-    """See the module. Communicators are kept by their ranks, kind and pass, so that layouts share them."""
+    """See the module. Communicators are kept by their ranks, kind and pass, so that layouts share them.
 
-    def __init__(self, device: torch.device, timeout_s: float) -> None:
+    Args:
+        blocks: thread blocks that a communicator's kernels may have on one GPU.
+    """
+
+    occupies_gpu: bool = True
+
+    def __init__(self, device: torch.device, timeout_s: float, blocks: int = NCCL_BLOCKS) -> None:
         connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
         if not connections.isdigit() or int(connections) < DEVICE_CONNECTIONS:
             raise BadInput("CUDA_DEVICE_MAX_CONNECTIONS", connections, f"{DEVICE_CONNECTIONS} before CUDA starts")
         super().__init__(timeout_s)
+        self.blocks = blocks
         self.device, self.timeout = device, timedelta(seconds=timeout_s)
         self._groups: dict[Channel, Any] = {}
 
@@ -49,7 +56,7 @@ class NcclTransport(GlooTransport):
         if len(channel.ranks) == 1:  # only messages to itself, which are copies
             return None
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options.config.max_ctas = MAX_THREAD_BLOCKS
+        options.config.max_ctas = self.blocks
         name = f"{channel.kind.name}:{channel.pass_.name}"
         group = dist.new_group(channel.ranks, backend="nccl", timeout=self.timeout, pg_options=options, group_desc=name)
         if self.rank not in channel.ranks:

@@ -1,8 +1,8 @@
 """A pool of rank processes on this host that stays up, so that running many layouts pays for starting once.
 
 Each rank is a process with an initialised ``torch.distributed``: gloo for CPU tensors and, on CUDA, NCCL for those of
-GPU ``rank``. `RankPool.run` has the first n ranks call a function; inside it the default process group is exactly
-these n ranks; see `bench.execute.rank` for what else a function can ask for.
+its GPU, unless ranks share one (see `bench.transports`). `RankPool.run` has the first n ranks call a function; inside
+it the default process group is exactly these n ranks; see `bench.execute.rank` for what else a function can ask for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from bench.errors import BadInput
 from bench.execute.rank import join_group, process_group, rank_device, rank_main, report, trace_file
+from bench.transports import Carrier
 
 __all__ = ["RankError", "RankPool", "process_group", "rank_device", "report"]
 
@@ -56,21 +57,29 @@ class RankPool:
     them afresh. Ranks also end when the process that made the pool does, however it ends.
 
     Args:
-        world_size: ranks. On ``cuda`` rank r owns GPU r.
+        world_size: ranks. On ``cuda`` rank r has GPU r, modulo their number.
         timeout_s: how long a call may go without an end or a report from any rank.
-    Raises BadInput where there are fewer GPUs than ranks.
+        transport: see `bench.transports`.
+    Raises BadInput where there are fewer GPUs than the transport needs.
+
+    Attributes:
+        carrier: the transport as it runs.
     """
 
     def __init__(
-        self, world_size: int, device: Literal["cpu", "cuda"] = "cpu", *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        world_size: int,
+        device: Literal["cpu", "cuda"] = "cpu",
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        transport: str = "auto",
     ) -> None:
         if world_size < 1:
             raise BadInput("ranks", world_size, "at least 1")
         if device not in ("cpu", "cuda"):
             raise BadInput("device", device, "cpu or cuda")
-        if device == "cuda":
-            _require_gpus(world_size)
-        self.world_size, self.device, self.timeout_s = world_size, device, timeout_s
+        self.carrier = Carrier.of(transport, device, world_size, num_gpus() if device == "cuda" else 0)
+        self.world_size, self.device, self.timeout_s, self.transport = world_size, device, timeout_s, transport
         self._folder = Path(tempfile.mkdtemp(prefix="moebench-ranks-"))
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
@@ -92,6 +101,14 @@ class RankPool:
     def close(self) -> None:
         """Ends every process. The pool cannot be used again."""
         self._finalizer()
+
+    def carrier_of(self, transport: str) -> Carrier:
+        """Another transport for the same ranks, or the pool's own for ``auto``. Raises BadInput."""
+        if transport in ("auto", self.transport):
+            return self.carrier
+        if self.carrier.name == "host" and self.device == "cuda":
+            raise BadInput("transport", transport, "host, in a pool that was made for it")
+        return Carrier.of(transport, self.device, self.world_size, self.carrier.num_gpus)
 
     def run(
         self,
@@ -142,7 +159,10 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=rank_main, args=(rank, self.device, self._folder, theirs), name=f"rank {rank}", daemon=True
+                target=rank_main,
+                args=(rank, self.device, self.carrier, self._folder, theirs),
+                name=f"rank {rank}",
+                daemon=True,
             )
             with _unnamed_main(), _one_thread(self.device):
                 process.start()
@@ -229,11 +249,11 @@ def _first(failures: Sequence[RankError], waiting: Iterable[int]) -> RankError:
     return RankError(first.rank, first.cause, "\n".join([str(first), *notes]), first.refused)
 
 
-def _require_gpus(world_size: int) -> None:
+def num_gpus() -> int:
+    """CUDA devices of this host."""
     import torch
 
-    if world_size > torch.cuda.device_count():
-        raise BadInput("ranks", world_size, f"at most the {torch.cuda.device_count()} CUDA devices of this host")
+    return torch.cuda.device_count()
 
 
 @contextlib.contextmanager

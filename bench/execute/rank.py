@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import BadInput
+from bench.transports import Carrier
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,11 @@ def rank_device() -> torch.device:
     import torch
 
     return torch.device("cuda", torch.cuda.current_device()) if _rank.device == "cuda" else torch.device("cpu")
+
+
+def rank_carrier() -> Carrier:
+    """Inside a function that a pool runs: what carries payload between its ranks."""
+    return _rank.carrier
 
 
 def report(value: Any) -> None:
@@ -62,6 +68,7 @@ def become_rank(number: int, device: str, gpu: int, on_report: Callable[[Any], N
         on_report: gets what `report` sends.
     """
     _rank.number, _rank.device, _rank.on_report = number, device, on_report
+    _rank.carrier = Carrier("nccl", 1) if device == "cuda" else Carrier("gloo")
     _set_up_torch(gpu)
 
 
@@ -76,6 +83,7 @@ class _Rank:
     def __init__(self) -> None:
         self.number = 0
         self.device: str = "cpu"
+        self.carrier = Carrier("gloo")
         self.folder = Path()
         self.on_report: Callable[[Any], None] | None = None
         self.groups: dict[tuple[int, ...], Any] = {}
@@ -84,17 +92,17 @@ class _Rank:
 _rank = _Rank()
 
 
-def rank_main(rank: int, device: str, folder: Path, conn: Connection) -> None:
+def rank_main(rank: int, device: str, carrier: Carrier, folder: Path, conn: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
     trace = trace_file(folder, rank).open("w")
     faulthandler.register(signal.SIGUSR1, trace)
-    _rank.number, _rank.device, _rank.folder = rank, device, folder
+    _rank.number, _rank.device, _rank.carrier, _rank.folder = rank, device, carrier, folder
     _rank.on_report = lambda value: conn.send_bytes(pickle.dumps(("report", value)))
     # All ranks are on this host, whose name need not resolve to an address that reaches it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     try:
-        _set_up_torch(rank)
+        _set_up_torch(rank % carrier.num_gpus if device == "cuda" else 0)
     except Exception as error:
         conn.send_bytes(_failure(error))
         return
@@ -124,6 +132,9 @@ def _set_up_torch(gpu: int) -> None:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         # cuDNN compiles its attention anew in every thread, which is such a wait again: flash attention instead.
         torch.backends.cuda.enable_cudnn_sdp(False)
+        # Copy engines push to one peer at a time, and multicast objects are a resource of the whole node.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         torch.cuda.set_device(gpu)
         assert torch.cuda.current_device() == gpu
 
@@ -138,7 +149,9 @@ def join_group(members: int, generation: int) -> None:
     if _rank.number < members:
         # A file has no port that somebody else could take between choosing and binding it.
         store = dist.FileStore(str(_rank.folder / f"store-{generation}"), members)
-        backend = "cpu:gloo,cuda:nccl" if _rank.device == "cuda" else "gloo"
+        # NCCL refuses two ranks on one GPU: their sums go through host memory as well, see `collectives`.
+        shared = _rank.carrier.name in ("gloo", "host")
+        backend = "gloo" if shared else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=store, rank=_rank.number, world_size=members)
 
 

@@ -51,8 +51,8 @@ def merge_timeline(program: Program, results: Sequence[StepResult], clock_error_
     """The measured timeline of all ranks, on the clock of the one that began first.
 
     A receive that was posted before its message left starts when the message did, at the earliest of its senders: what
-    comes before is waiting. FLOPs and memory of single operations are not measured: those columns are zero. The ranks'
-    ``base_s`` are on one clock, to within `clock_error_s`.
+    comes before is waiting. Memory of single operations is not measured, and FLOPs are counted by those who need them:
+    both columns are zero. The ranks' ``base_s`` are on one clock, to within `clock_error_s`.
     """
     first = min(result.base_s for result in results)
     begun = {result.rank: np.full(program.num_ops, np.inf) for result in results}

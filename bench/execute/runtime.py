@@ -39,7 +39,7 @@ class Worker:
         hooks: what SYNC and UPDATE do; nothing where not given.
         routing: experts to take instead of the router's choice, whose weights are the router's all the same.
         timeout_s: how long a step may take.
-        norm_jitter: see `init.initial_value`.
+        norm_jitter, drawn_on: see `init.initialise`.
     Raises BadInput for a plan that is only modelled, a batch that is not the program's, or a rank too large.
 
     Attributes:
@@ -62,12 +62,21 @@ class Worker:
         routing: ForcedRouting | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         norm_jitter: float = 0.0,
+        drawn_on: str = "host",
     ) -> None:
         _require_executable(program, batch)
         self.program, self.batch, self.rank, self.device = program, batch, rank, device
         self.transport, self.hooks, self.routing, self.timeout_s = transport, hooks, routing, timeout_s
         self.home = Home(
-            program, batch, rank, seq_len=seq_len, device=device, dtype=dtype, seed=seed, norm_jitter=norm_jitter
+            program,
+            batch,
+            rank,
+            seq_len=seq_len,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            norm_jitter=norm_jitter,
+            drawn_on=drawn_on,
         )
         self.streams = Streams(device, [s for group, s in program.queues if group == self.home.group.name])
         self.step_number = 0

@@ -20,7 +20,7 @@ from bench.execute.messages import Incoming, Messages
 from bench.execute.queues import QueueRunner
 from bench.execute.record import StepResult
 from bench.execute.streams import Mark, Streams
-from bench.execute.transport import PeerError, Pending, Transport, Works, num_bytes
+from bench.execute.transport import DONE, PeerError, Pending, Transport, num_bytes
 from bench.execute.values import Stopped, Values
 from bench.program import Op
 
@@ -54,7 +54,6 @@ class Begun(NamedTuple):
     counts: Pending
 
 
-DONE = Works([])
 NO_COUNTS = np.zeros((0, 0), dtype=np.int32)
 NOTHING = Begun(DONE, DONE)
 

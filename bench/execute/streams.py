@@ -113,8 +113,10 @@ class HostCopy:
         self._event.record()
 
     def get(self) -> HostCounts:
-        """The numbers; waits for the copy."""
-        if self._event is not None:
-            self._event.synchronize()
+        """The numbers; waits for the copy, the first time."""
+        event = self._event
+        if event is not None:
+            event.synchronize()
+            self._event = None
         numbers: HostCounts = self._host.numpy()
         return numbers

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.errors import BadInput
+from bench.execute.collectives import all_gather, all_reduce, reduce_scatter
 from bench.execute.optimizer import AdamW, clip_scale, square_sum
 from bench.execute.parts import ExpertPart
 from bench.execute.rank import process_group
@@ -140,9 +141,9 @@ class FlatParameters:
         if self.group is None:
             return
         if self.shard:
-            _reduce_scatter(self._slice(self.grads), self.grads, self.group)
+            reduce_scatter(self._slice(self.grads), self.grads, self.group)
         else:
-            dist.all_reduce(self.grads, group=self.group)
+            all_reduce(self.grads, self.group)
 
     def gather_gradients(self) -> None:
         """After `sum_gradients`: the whole sum on every rank, to be looked at."""
@@ -154,7 +155,7 @@ class FlatParameters:
 
     def _gather(self, buffer: Tensor) -> None:
         if self.group is not None and self.shard:
-            _all_gather(buffer, self._slice(buffer), self.group)
+            all_gather(buffer, self._slice(buffer), self.group)
 
     def slice_of(self, index: int) -> range:
         """The elements of the buffer that are shared out to a rank of the set."""
@@ -213,7 +214,7 @@ class GradientSync:
         for flat in self.flats:
             flat.sum_gradients()
             flat.gather_weights()
-        dist.all_reduce(self.norm)
+        all_reduce(self.norm)
         torch.cuda.synchronize(self.device)
 
     @property
@@ -238,7 +239,7 @@ class GradientSync:
         counted = [grad for flat in self.flats for grad in flat.counted]
         squares = square_sum(counted, self.device)
         if dist.get_world_size() > 1:
-            dist.all_reduce(squares)
+            all_reduce(squares)
         self.norm = squares.sqrt()
         self.optimizer.lr = self.settings.lr_at(step)
         self.optimizer.step(clip_scale(self.norm, self.settings.max_norm))
@@ -261,14 +262,3 @@ def split_parameters(parts: Sequence[nn.Module]) -> tuple[list[nn.Parameter], li
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _reduce_scatter(out: Tensor, whole: Tensor, group: Any) -> None:
-    # Renamed in torch 2.13, where the older name warns.
-    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    function(out, whole, group=group)
-
-
-def _all_gather(whole: Tensor, own: Tensor, group: Any) -> None:
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    function(whole, own, group=group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from bench.action import Kind
+from bench.action import Kind, view
+from bench.assumptions import get_assumptions
 from bench.case import Case
 from bench.execute.checkpoint import Saving, load
 from bench.execute.clock import Clock, align_clocks
@@ -32,6 +34,7 @@ from bench.execute.reference import ReferenceModel
 from bench.execute.shards import after_loading, held_shards, saved_shards, whole_shards
 from bench.execute.sync import OptimizerSettings
 from bench.execute.trainer import RankTrainer
+from bench.predict import costs_of
 from bench.program import Op
 from bench.telemetry import RankTelemetry, Session
 from bench.telemetry.session import gpu_of_rank
@@ -67,6 +70,7 @@ class TrainResult:
     Attributes:
         timeline: of the step asked for; None where none was, and for the reference, which runs no program.
         clock_error_s: bound of the clocks' error between ranks.
+        peak_memory_bytes: most that torch's allocator had given out in a step, on the fullest GPU; 0 on CPUs.
     """
 
     case_id: str
@@ -76,6 +80,7 @@ class TrainResult:
     load_imbalance: tuple[float, ...]
     timeline: Timeline | None
     clock_error_s: float
+    peak_memory_bytes: int = 0
 
 
 def train(
@@ -83,9 +88,11 @@ def train(
     *,
     steps: int,
     device: Literal["cpu", "cuda"] = "cpu",
+    transport: str = "auto",
     pool: RankPool | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
     data: str = "text",
+    weights: str = "host",
     settings: OptimizerSettings | None = None,
     timeline_step: int | None = None,
     telemetry_hz: float | None = None,
@@ -99,9 +106,11 @@ def train(
     Args:
         steps: of the whole run, those before a checkpoint included.
         device: of the ranks, where no pool is given.
+        transport: see `bench.transports`; ``auto`` is the pool's own.
         pool: ranks to run on, as many as the case needs or more; made for this call where not given.
         on_step: called after every step.
         data: ``text``, real bytes, for which the model's vocabulary must be 256 or more; or ``synthetic``.
+        weights: where they are drawn, see `Job`; the reference draws them on the host.
         timeline_step: step whose timeline is kept; negative numbers count from the end.
         telemetry_hz: samples a second on every rank; none where not given.
         on_telemetry: called with each rank's telemetry when the steps have ended, also by an error on that rank.
@@ -114,7 +123,8 @@ def train(
         BadInput: the case cannot be executed on these ranks, or cannot go on from this checkpoint.
         RankError: something went wrong on a rank.
     """
-    job = Job.of(case, data)
+    carrier = None if pool is None else pool.carrier_of(transport)
+    job = Job.of(case, data, weights, carrier)
     loop = loop_of(job, steps, timeline_step, settings, telemetry_hz, saving, resume)
     records: list[StepRecord] = []
 
@@ -131,34 +141,48 @@ def train(
         if on_step is not None:
             on_step(record)
 
-    with _ranks(job, 1 if case.system == REFERENCE else job.world_size, pool, device) as ranks:
+    with _ranks(job, 1 if case.system == REFERENCE else job.world_size, pool, device, transport) as ranks:
         if case.system == REFERENCE:
             alone = ranks.run(_train_reference, job, loop, world_size=1, on_report=collect)
             _tell(alone, on_telemetry)
-            return _result(case, records, None, 0.0)
+            return _result(case, records, None, 0.0, 0)
         outcomes = ranks.run(_train_on_rank, job, loop, world_size=job.world_size, on_report=collect)
     _tell([outcome.telemetry for outcome in outcomes], on_telemetry)
     error = outcomes[0].clock.error_s
     traces = [outcome.traced for outcome in outcomes if outcome.traced is not None]
-    timeline = merge_timeline(job.program, traces, clock_error_s=error) if traces else None
-    return _result(case, records, timeline, error)
+    timeline = _counted(job, merge_timeline(job.program, traces, clock_error_s=error)) if traces else None
+    return _result(case, records, timeline, error, max(outcome.peak_bytes for outcome in outcomes))
 
 
 def executed_timeline(
     case: Case,
     *,
     device: Literal["cpu", "cuda"] = "cpu",
+    transport: str = "auto",
     pool: RankPool | None = None,
     warmup_steps: int = 2,
     data: str = "text",
 ) -> Timeline:
     """One executed step of the case's plan, after some to warm up; of `reference` its plan, too, on one rank."""
     job = Job.of(case, data)
-    with _ranks(job, job.world_size, pool, device) as ranks:
+    with _ranks(job, job.world_size, pool, device, transport) as ranks:
         loop = Loop(steps=warmup_steps + 1, settings=OptimizerSettings(), traced=warmup_steps)
         outcomes = ranks.run(_train_on_rank, job, loop, world_size=job.world_size)
     traces = [outcome.traced for outcome in outcomes]
-    return merge_timeline(job.program, traces, clock_error_s=outcomes[0].clock.error_s)
+    return _counted(job, merge_timeline(job.program, traces, clock_error_s=outcomes[0].clock.error_s))
+
+
+def _counted(job: Job, timeline: Timeline) -> Timeline:
+    """With the model FLOPs of every operation, by the one count that simulated timelines have as well."""
+    placement = job.program.plan.placement
+    costs = costs_of(job.case, placement, get_assumptions())
+    first = {group.name: group.first for group in placement.groups}
+    flops = np.zeros(len(timeline))
+    for k in np.flatnonzero(timeline.op == Op.COMPUTE):
+        action, local = view(int(timeline.code[k])), int(timeline.rank[k]) % placement.size
+        home = placement.home(action.kind, action.layer)
+        flops[k] = costs.flops(action._replace(microbatch=0, chunk=0))[local - first[home]]
+    return dataclasses.replace(timeline, flops=flops)
 
 
 def _tell(told: Sequence[RankTelemetry | None], on_telemetry: Callable[[RankTelemetry], None] | None) -> None:
@@ -168,16 +192,18 @@ def _tell(told: Sequence[RankTelemetry | None], on_telemetry: Callable[[RankTele
 
 
 @contextlib.contextmanager
-def _ranks(job: Job, world_size: int, pool: RankPool | None, device: Literal["cpu", "cuda"]) -> Iterator[RankPool]:
+def _ranks(
+    job: Job, world_size: int, pool: RankPool | None, device: Literal["cpu", "cuda"], transport: str
+) -> Iterator[RankPool]:
     if pool is not None:
         job.require_ranks(pool, world_size)
         yield pool
         return
-    with RankPool(world_size, device) as made:
+    with RankPool(world_size, device, transport=transport) as made:
         yield made
 
 
-def _result(case: Case, records: list[StepRecord], timeline: Timeline | None, error_s: float) -> TrainResult:
+def _result(case: Case, records: list[StepRecord], timeline: Timeline | None, error_s: float, peak: int) -> TrainResult:
     columns = {
         name: tuple(getattr(record, name) for record in records)
         for name in ("grad_norm", "tokens_per_s", "load_imbalance")
@@ -190,6 +216,7 @@ def _result(case: Case, records: list[StepRecord], timeline: Timeline | None, er
         load_imbalance=columns["load_imbalance"],
         timeline=timeline,
         clock_error_s=error_s,
+        peak_memory_bytes=peak,
     )
 
 
@@ -198,6 +225,7 @@ class _RankOutcome:
     clock: Clock
     traced: StepResult | None
     telemetry: RankTelemetry | None = None
+    peak_bytes: int = 0
 
 
 @contextlib.contextmanager
@@ -216,7 +244,21 @@ def _telemetry(hz: float | None, offset_s: float = 0.0) -> Iterator[Session | No
         raise
 
 
+def release_memory() -> None:
+    """Gives back what the last function's objects held: the next case on these ranks may need all of the GPU."""
+    gc.collect()
+    if rank_device().type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _train_on_rank(job: Job, loop: Loop) -> _RankOutcome:
+    try:
+        return _train_steps(job, loop)
+    finally:
+        release_memory()
+
+
+def _train_steps(job: Job, loop: Loop) -> _RankOutcome:
     trainer = RankTrainer(job, loop.settings)
     parts, gradients = list(trainer.worker.parts.values()), trainer.gradients
     if loop.saved is not None:
@@ -224,6 +266,7 @@ def _train_on_rank(job: Job, loop: Loop) -> _RankOutcome:
         after_loading(gradients, loop.first)
     clock = align_clocks()
     kept: StepResult | None = None
+    peak = 0
     with _telemetry(loop.telemetry_hz, clock.offset_s) as session:
         for step in loop.numbers:
             start = time.perf_counter()
@@ -236,10 +279,11 @@ def _train_on_rank(job: Job, loop: Loop) -> _RankOutcome:
             loss, imbalance = _sum_over_ranks(job, result)
             if trainer.rank == 0:
                 report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), imbalance))
+            peak = max(peak, result.peak_bytes)
             if step == loop.traced:
                 kept = dataclasses.replace(result, base_s=result.base_s + clock.offset_s)
             loop.save_if_due(job, step, lambda: saved_shards(parts, gradients), session)
-    return _RankOutcome(clock, kept, None if session is None else session.result)
+    return _RankOutcome(clock, kept, None if session is None else session.result, peak)
 
 
 def _sum_over_ranks(job: Job, result: StepResult) -> tuple[float, float]:

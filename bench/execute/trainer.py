@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -43,12 +44,14 @@ class RankTrainer:
             device=device,
             dtype=job.dtype,
             seed=job.case.workload.seed,
-            transport=open_transport(device),
+            transport=open_transport(device, carrier=job.carrier),
             hooks=self,
-            routing=job.expert_ids if job.forces_routing else None,
+            # The same in every step, and slower to draw than to train on.
+            routing=cache(job.expert_ids) if job.forces_routing else None,
             norm_jitter=norm_jitter,
+            drawn_on=job.weights,
         )
-        if device.type == "cuda":
+        if self.worker.transport.occupies_gpu:
             warm_up(self.worker, self._sequences(0))
         self.gradients = GradientSync(
             list(self.worker.parts.values()),

@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from torch import Tensor
 from bench.action import Action, Kind, Pass, view
 from bench.edges import ends
 from bench.errors import BadInput
+from bench.execute.rank import rank_carrier
 from bench.placement import Placement
 from bench.program import Op, Program
+from bench.transports import Carrier
 
 DEFAULT_TIMEOUT_S = 300.0
 PARTS_PER_OPERATION = 4  # tags of one operation: up to three tensors, and the counts
@@ -83,6 +85,8 @@ class Transport(Protocol):
     """Sends and receives packets of this rank. Those to itself are copied; empty ones are neither sent nor awaited."""
 
     broken: bool
+    occupies_gpu: bool
+    """Whether a message that has not come yet can keep a GPU from coming to its end; see `bench.execute.staged`."""
 
     def open(self, channels: Iterable[Channel]) -> None:
         """Connects what is not connected yet. Called by all ranks with the same channels."""
@@ -128,12 +132,17 @@ class Works:
         self._works, self._tensors = (), ()
 
 
+DONE = Works([])
+
+
 class GlooTransport:
     """Everything over one gloo group of the whole world, messages told apart by tags.
 
     A group per channel would cost tens of milliseconds each and buy nothing: gloo matches by (sender, tag) and holds
     no order between tags. The group is not the default one, so that an interrupt leaves that one alone.
     """
+
+    occupies_gpu: bool = False
 
     def __init__(self, timeout_s: float) -> None:
         self.broken = False
@@ -182,26 +191,43 @@ def num_bytes(rank: int, packets: Iterable[Packet]) -> int:
 
 
 class _Opened:
-    """The transport of this process, which belongs to one default process group."""
+    """The transports of this process, which belong to one default process group."""
 
     world: Any = None
-    transport: Transport | None = None
+    transports: ClassVar[dict[Carrier, Transport]] = {}
 
 
-def open_transport(device: torch.device, timeout_s: float = DEFAULT_TIMEOUT_S) -> Transport:
-    """The transport of the default process group: gloo on the CPU, NCCL on CUDA. Made once, by all ranks together.
+def open_transport(
+    device: torch.device, timeout_s: float = DEFAULT_TIMEOUT_S, carrier: Carrier | None = None
+) -> Transport:
+    """A transport of the default process group, the pool's if none is named. Made once, by all ranks together.
 
     `timeout_s`, of the first call, is how long a message may take. Raises BadInput where torch.distributed is not
     initialised.
     """
     if not dist.is_initialized():
         raise BadInput("transport", "no process group", "an initialised torch.distributed")
-    if _Opened.world is not dist.group.WORLD or _Opened.transport is None or _Opened.transport.broken:
-        if device.type == "cuda":
+    if _Opened.world is not dist.group.WORLD:
+        _Opened.transports.clear()
+        _Opened.world = dist.group.WORLD
+    chosen = carrier or rank_carrier()
+    if chosen not in _Opened.transports or _Opened.transports[chosen].broken:
+        _Opened.transports[chosen] = _made(chosen, device, timeout_s)
+    return _Opened.transports[chosen]
+
+
+def _made(carrier: Carrier, device: torch.device, timeout_s: float) -> Transport:
+    match carrier.name:
+        case "nccl":
             from bench.execute.nccl import NcclTransport
 
-            _Opened.transport = NcclTransport(device, timeout_s)
-        else:
-            _Opened.transport = GlooTransport(timeout_s)
-        _Opened.world = dist.group.WORLD
-    return _Opened.transport
+            return NcclTransport(device, timeout_s, carrier.blocks)
+        case "copy":
+            from bench.execute.copy_engine import CopyTransport
+
+            return CopyTransport(device, timeout_s)
+        case "host":
+            from bench.execute.staged import StagedTransport
+
+            return StagedTransport(GlooTransport(timeout_s))
+    return GlooTransport(timeout_s)

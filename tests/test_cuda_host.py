@@ -1,0 +1,51 @@
+"""Several ranks on one GPU, over host memory: unequal groups and p = 2 on as few GPUs as there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cases import make_case
+from test_cuda import case_of
+
+from bench.execute.pool import RankPool
+from bench.measured import measure
+
+torch = pytest.importorskip("torch")
+
+from bench.execute.verify import verify  # noqa: E402
+
+NUM_RANKS = 6
+UNEQUAL: list[tuple[str, dict[str, Any]]] = [
+    ("disagmoe", {"groups": 2, "attention_ranks": 2, "expert_ranks": 1, "round_length": 2}),
+    ("disagmoe", {"groups": 2, "attention_ranks": 1, "expert_ranks": 2, "recompute": "redispatch"}),
+    ("ep", {"ep": 2, "pp": 2, "shard_state": True}),
+]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    with RankPool(NUM_RANKS, "cuda", transport="host", timeout_s=120) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("system", "layout"), UNEQUAL)
+def test_unequal_groups_equal_the_reference(ranks: RankPool, system: str, layout: dict[str, Any], dtype: str) -> None:
+    report = verify(case_of(system, layout, dtype), ranks)
+    assert report.ok, str(report)
+
+
+def test_more_ranks_than_gpus_go_through_host_memory_by_themselves() -> None:
+    num_ranks = torch.cuda.device_count() + 1
+    case = make_case("disagmoe", attention_ranks=num_ranks - 1, expert_ranks=1, microbatches=2)
+    found = measure(case, steps=2, device="cuda")
+    assert found.trial.status == "ok", found.trial.message
+    facts = found.trial.provenance["execution"]
+    assert facts == {"transport": "host", "ranks": num_ranks, "gpus": num_ranks - 1}
