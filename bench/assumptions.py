@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.errors import BadInput, from_pydantic, unknown
 
 Share = Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 40)]
 
@@ -34,6 +35,9 @@ class Assumptions(BaseModel):
         communication_sms: streaming multiprocessors taken from the computation of every system, at all times.
         saturating_sms: those that the exchange of a fused kernel needs to reach the links' shares; with fewer, it
             reaches as much less (see `bench.fusion`).
+        tensor_exposed: share of the all-gathers and reduce-scatters round tensor-parallel attention that nothing hides.
+        ring_exposed: share of a ring of keys and values that the attention core beside it does not hide even where it
+            takes longer.
         context_bytes: memory of a GPU that the CUDA context takes, with the libraries' kernels and workspaces.
         communicator_bytes: buffers of each communicator of a rank: one for exchanges, one for every kind of sum.
         fragmentation: share of a GPU's memory that the caching allocator reserves and cannot use.
@@ -58,6 +62,8 @@ class Assumptions(BaseModel):
     kernel_s: Seconds
     communication_sms: Annotated[int, Field(ge=0, le=4096)]
     saturating_sms: Annotated[int, Field(ge=1, le=4096)]
+    tensor_exposed: Fraction
+    ring_exposed: Fraction
     context_bytes: Bytes
     communicator_bytes: Bytes
     fragmentation: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)]
@@ -106,6 +112,8 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         kernel_s=0.0,
         communication_sms=0,
         saturating_sms=1,
+        tensor_exposed=1.0,
+        ring_exposed=0.0,
         context_bytes=0,
         communicator_bytes=0,
         fragmentation=0.0,
@@ -129,6 +137,8 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         kernel_s=2e-6,
         communication_sms=0,
         saturating_sms=20,
+        tensor_exposed=1.0,
+        ring_exposed=0.77,
         context_bytes=600 * 2**20,
         communicator_bytes=512 * 2**20,
         fragmentation=0.03,
@@ -159,6 +169,9 @@ REASONS: dict[str, str] = {
     "it, where NCCL's kernels took 77 %; 20 charges every system what DeepEP's kernels take",
     "saturating_sms": "not measured: thread blocks of DeepEP's kernels in DeepSeek's published training profile "
     "(deepseek-ai/profile-data)",
+    "tensor_exposed": "the GEMMs round them need their result; megatron-core overlaps them in pieces only if asked "
+    "(tp_comm_overlap, off by default); in every set",
+    "ring_exposed": "measured: of the time of an NCCL exchange beside a GEMM, 0.77 was lost to the GEMM",
     "context_bytes": "not measured there: one tensor on a GPU takes 0.5 to 0.7 GiB of it (discuss.pytorch.org/t/73021)",
     "communicator_bytes": "not measured there: NCCL 2.28.9 allocates 2^29 bytes for send and receive over the network "
     "for each communicator (NVIDIA/nccl#2363); direct NVLink connections take more (#1685)",

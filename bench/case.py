@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from bench.action import MAX_CHUNKS
 from bench.clusters import Cluster
@@ -19,6 +19,7 @@ from bench.placement import Placement
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 MAX_MICROBATCHES = 1 << 14
+LATER_FIELDS = frozenset({"tp", "cp"})
 
 
 class _Frozen(BaseModel):
@@ -75,7 +76,8 @@ class Layout(_Frozen):
     `round_length` (micro-batches that pass a group's layer together), `deferred_w` (weight gradients that a group may
     put off) and `lookahead` (micro-batches by which recomputation runs ahead). `mbs` is sequences per attention rank.
     `chunks` is the number of slices in which a micro-batch passes a layer's experts, `comm_sms` the streaming
-    multiprocessors that a fused kernel gives to its communication.
+    multiprocessors that a fused kernel gives to its communication. `tp` x `cp` ranks that hold attention share the
+    sequences of one data rank: its heads and its tokens (see `bench.sequence`).
     """
 
     mbs: Count = 1
@@ -93,6 +95,8 @@ class Layout(_Frozen):
     lookahead: Count = 4
     chunks: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] = 1
     comm_sms: Annotated[int, Field(ge=0, le=4096)] = 0
+    tp: Count = 1
+    cp: Count = 1
     head_group: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     shared_on: Literal["attention", "expert"] = "attention"
     copies: Literal["expert", "rank", "node"] = "rank"
@@ -102,6 +106,16 @@ class Layout(_Frozen):
     def __str__(self) -> str:
         """key=value for every field that differs from its default; `from_pairs` is the inverse."""
         return " ".join(f"{key}={_word(getattr(self, key))}" for key in type(self).model_fields if self._set(key))
+
+    @property
+    def sequence_ranks(self) -> int:
+        """tp x cp: ranks over which a sequence is dealt."""
+        return self.tp * self.cp
+
+    @model_serializer(mode="wrap")
+    def _without_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A field that came later is left out at its default, so that ids of earlier cases stay what they were."""
+        return {key: value for key, value in handler(self).items() if key not in LATER_FIELDS or self._set(key)}
 
     def _set(self, key: str) -> bool:
         return bool(getattr(self, key) != type(self).model_fields[key].default)
@@ -180,7 +194,10 @@ class Case(CaseSpec):
 
 
 class Batch(_Frozen):
-    """How a case's global batch is dealt: replica x micro-batch x data rank x mbs sequences."""
+    """How a case's global batch is dealt: replica x micro-batch x data rank x mbs sequences.
+
+    tp x cp ranks that share sequences are one data rank here.
+    """
 
     num_replicas: int
     num_microbatches: int
@@ -195,15 +212,17 @@ class Batch(_Frozen):
 def batch(case: Case, data_ranks: int, replica_size: int) -> Batch:
     """Replicas that fit on the cluster, and micro-batches that make up the global batch.
 
-    Of a micro-batch, every data rank has mbs x seq_len tokens, which the layout's chunks divide.
+    Of a micro-batch, every rank has mbs x seq_len / (tp x cp) tokens, which the layout's chunks divide.
 
     Args:
-        data_ranks: M, ranks over which a micro-batch's sequences are dealt.
+        data_ranks: M, ranks over which a micro-batch's sequences are dealt, tp x cp of them together.
         replica_size: GPUs of one replica.
     Raises BadInput where the cluster is too small or the batch does not divide.
     """
-    if case.layout.mbs * case.workload.seq_len % case.layout.chunks:
-        tokens = case.layout.mbs * case.workload.seq_len
+    _require_shares(case, data_ranks)
+    data_ranks //= case.layout.sequence_ranks
+    tokens = case.layout.mbs * case.workload.seq_len // case.layout.sequence_ranks
+    if tokens % case.layout.chunks:
         raise BadInput("layout.chunks", case.layout.chunks, f"a divisor of a micro-batch's {tokens} tokens a rank")
     fit = case.cluster.num_gpus // replica_size
     num_replicas = fit if case.layout.replicas is None else case.layout.replicas
@@ -232,6 +251,22 @@ def batch(case: Case, data_ranks: int, replica_size: int) -> Batch:
         num_ranks=data_ranks,
         mbs=case.layout.mbs,
     )
+
+
+def _require_shares(case: Case, ranks: int) -> None:
+    """Raises BadInput where tp x cp ranks of a node cannot share a sequence, or tp of them the heads."""
+    layout, model, shared = case.layout, case.model, case.layout.sequence_ranks
+    field = "layout.cp" if layout.cp > 1 else "layout.tp"
+    for whole, what in ((ranks, "ranks that hold attention"), (case.cluster.gpus_per_node, "GPUs of a node")):
+        if whole % shared:
+            raise BadInput(field, getattr(layout, field[7:]), f"tp x cp that divides the {whole} {what}")
+    if model.num_heads % layout.tp or model.num_kv_heads % layout.tp:
+        allowed = f"a divisor of the {model.num_heads} heads and {model.num_kv_heads} key-value heads of {model.name}"
+        raise BadInput("layout.tp", layout.tp, allowed)
+    pieces = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
+    if case.workload.seq_len % pieces:
+        allowed = f"pieces ({pieces}) that divide {case.workload.seq_len} tokens"
+        raise BadInput(field, getattr(layout, field[7:]), allowed)
 
 
 def batch_of(case: Case, placement: Placement) -> Batch:

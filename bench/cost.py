@@ -38,6 +38,7 @@ from bench.roofline import (
     swiglu_elements,
 )
 from bench.routing import Routing
+from bench.sequence import Exchange, passing_bytes, ring_exchange, ring_rows, tensor_exchange
 from bench.state import State
 
 Floats = NDArray[np.float64]
@@ -108,7 +109,29 @@ class Costs:
         for pass_ in [Pass.R] * self.computes_again(action) + [action.pass_]:
             for kernel in self._kernels(action._replace(pass_=pass_)):
                 total = total + self._machine.seconds(kernel)
+            if action.kind is Kind.ATTENTION and self.case.layout.sequence_ranks > 1:
+                total = total + self._exchange_s(action._replace(pass_=Pass.F if pass_ is Pass.R else pass_))
         return total
+
+    def _exchange_s(self, attention: Action) -> float:
+        """Seconds by which the exchanges of ranks that share sequences make an attention action longer."""
+        if self.free_communication:
+            return 0.0
+        cluster, assumed = self.case.cluster, self.assumed
+        tensor, ring = self.sequence_exchanges(attention)
+        rate, latency = cluster.gpu.nvlink_bytes_per_s * assumed.nvlink, cluster.nvlink_latency_s + assumed.transfer_s
+        tensor_s, ring_s = (each.num_bytes / rate + each.num_messages * latency for each in (tensor, ring))
+        core_s = float(self._machine.seconds(self._core(attention))) if ring.num_bytes else 0.0
+        return tensor_s * assumed.tensor_exposed + max(ring_s * assumed.ring_exposed, ring_s - core_s)
+
+    def sequence_exchanges(self, attention: Action) -> tuple[Exchange, Exchange]:
+        """What an attention action moves between the ranks that share its heads, and those that share its sequences."""
+        model, layout, e = self.case.model, self.case.layout, self._load.element_bytes
+        pass_ = Pass.F if attention.pass_ is Pass.R else attention.pass_
+        return (
+            tensor_exchange(model, layout, pass_, self._tokens, e),
+            ring_exchange(model, layout, attention.layer, pass_, self._tokens, self._seq_len, e),
+        )
 
     def computes_again(self, action: Action) -> bool:
         """Whether a backward runs its forward once more: what it needs was neither kept nor made again by pass R."""
@@ -157,13 +180,14 @@ class Costs:
         found: list[Kernel] = []
         for part, rows in self._parts(action):
             local = model.num_experts / self._load.num_expert_ranks(layer) if part == "expert" else 1.0
-            found += gemms(model, part, layer if part != "head" else 0, pass_, Work(rows, local), e, self.assumed)
+            work = Work(rows, local, self.case.layout.tp)
+            found += gemms(model, part, layer if part != "head" else 0, pass_, work, e, self.assumed)
             if part in ("dense_ffn", "shared", "expert"):
                 found.append(self._moves(rows * swiglu_elements(inner_width(model, part), pass_)))
         match action.kind:
             case Kind.ATTENTION:
                 if pass_ is not Pass.W:
-                    found.append(attention_core(model, layer, pass_, self._tokens, self._seq_len, e, self.assumed))
+                    found.append(self._core(action._replace(pass_=pass_)))
                 found.append(self._moves(self._tokens * attention_elements(model, pass_)))
             case Kind.HEAD:
                 found.append(Kernel(0.0, self._tokens * head_bytes(model, pass_, e), 1.0))
@@ -176,6 +200,12 @@ class Costs:
             pieces = 1 if action.kind is Kind.EXPERT else self.chunks
             found += [self._moves(self._gathered_rows(action) / pieces * model.hidden_size)] * pieces
         return found
+
+    def _core(self, attention: Action) -> Kernel:
+        model, layout, tokens, seq_len = self.case.model, self.case.layout, self._tokens, self._seq_len
+        layer, e = attention.layer, self._load.element_bytes
+        received = ring_rows(model, layout, layer, tokens, seq_len)
+        return attention_core(model, layer, attention.pass_, tokens, seq_len, e, self.assumed, received)
 
     def _gathered_rows(self, action: Action) -> Floats | float:
         """Rows read and written to pack, unpack and add up what is exchanged, on the ranks of the action."""
@@ -262,15 +292,31 @@ class Costs:
                     recompute="none" if self.recompute == "none" else "full",
                 )
                 total[i] += kept.after_forward if held is Held.FORWARD else kept.after_backward
+        if action.kind is Kind.ATTENTION and held is Held.BACKWARD:
+            # The gathered gradient of the output stays for the weight gradients.
+            others = self.case.layout.tp - 1
+            total += others * self._tokens * self.case.model.hidden_size * self._load.element_bytes
         return total
 
     def working_bytes(self, action: Action) -> Floats:
-        """[ranks]: bytes held while a compute action runs and no longer: what a backward computes again."""
+        """[ranks]: bytes held while a compute action runs and no longer.
+
+        What a backward computes again, and what ranks that share sequences have of each other.
+        """
+        working = np.zeros(self._size(action))
+        if action.kind is Kind.ATTENTION:
+            model, layout = self.case.model, self.case.layout
+            working += passing_bytes(model, layout, action.pass_, self._tokens, self._load.element_bytes)
         if not self.computes_again(action):
-            return np.zeros(self._size(action))
+            return working
         forward = action._replace(pass_=Pass.F)
         whole = replace(self, recompute="none").held_bytes(Held.FORWARD, forward)
-        return whole - self.held_bytes(Held.FORWARD, forward)
+        return working + (whole - self.held_bytes(Held.FORWARD, forward))
+
+    @property
+    def has_working_bytes(self) -> bool:
+        """Whether `working_bytes` of any action may be more than 0."""
+        return self.recompute != "none" or self.case.layout.sequence_ranks > 1
 
     def static_bytes(self, group: str) -> float:
         """Weights, gradients and optimizer state of a rank of the group, and what is reserved beside them."""

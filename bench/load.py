@@ -92,8 +92,8 @@ class Load:
 
     @property
     def tokens(self) -> int:
-        """Tokens on one data rank."""
-        return self.case.layout.mbs * self.case.workload.seq_len
+        """Tokens on one data rank, with its share of the sequences where several ranks share them."""
+        return self.case.layout.mbs * self.case.workload.seq_len // self.case.layout.sequence_ranks
 
     @property
     def chunk_tokens(self) -> float:

@@ -80,6 +80,8 @@ def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Cost
     num_replicas = batch_of(case, placement).num_replicas
     same_costs = Layout(
         mbs=layout.mbs,
+        tp=layout.tp,
+        cp=layout.cp,
         copies=layout.copies,
         recompute=layout.recompute,
         shard_state=layout.shard_state,

@@ -15,6 +15,7 @@ from bench.action import Pass
 from bench.assumptions import Assumptions
 from bench.flops import CORE_TERMS, Part, forward_terms
 from bench.models import Model
+from bench.sequence import CUT, kept_width
 
 Floats = NDArray[np.float64]
 
@@ -45,10 +46,15 @@ class Machine(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one part is given on every rank: `rows` that pass its GEMMs, and the weights' copies (local experts)."""
+    """What one part is given on every rank: `rows` that pass its GEMMs, and the weights' copies (local experts).
+
+    shards: ranks over which weights with heads in them are cut; each then has 1/shards of the columns or rows of the
+    weight, for its own rows and those of the others.
+    """
 
     rows: Floats | float
     num_weights: float = 1.0
+    shards: int = 1
 
 
 def gemms(
@@ -64,23 +70,32 @@ def gemms(
         if term in CORE_TERMS:
             continue
         weights = work.num_weights * flops / 2
+        if term in CUT:
+            weights /= work.shards
         of_weights = weights * (2 * GRAD_BYTES if pass_ is Pass.W else element_bytes)
         # No rows, no kernel: a rank whose experts got no tokens does not read its weights either.
         moved = np.where(np.asarray(work.rows) > 0, of_weights, 0.0)
-        moved = moved + element_bytes * np.asarray(work.rows) * _row_width(model, part, term)
+        moved = moved + element_bytes * np.asarray(work.rows) * _row_width(model, part, term, work.shards)
         yield Kernel(np.asarray(work.rows) * flops, moved, reached)
 
 
 def attention_core(
-    model: Model, layer: int, pass_: Pass, tokens: float, seq_len: int, element_bytes: int, assumed: Assumptions
+    model: Model,
+    layer: int,
+    pass_: Pass,
+    tokens: float,
+    seq_len: int,
+    element_bytes: int,
+    assumed: Assumptions,
+    received: float = 0.0,
 ) -> Kernel:
-    """Scores, softmax and weighted values in one kernel."""
+    """Scores, softmax and weighted values in one kernel; `received` rows of keys and values are other ranks'."""
     terms = forward_terms(model, "attention", layer, tokens=tokens, seq_len=seq_len)
     flops = sum(value for term, value in terms.items() if term in CORE_TERMS)
     pairs = terms["context"] / (2.0 * model.num_heads * model.v_head_dim)
     span = 2.0 * pairs / tokens
     row = model.q_size + model.kv_size + model.num_kv_heads * model.v_head_dim + model.attention_output_size
-    moved = element_bytes * tokens * row
+    moved = element_bytes * (tokens * row + received * kept_width(model))
     share = span / (span + assumed.attention_half_span)
     if pass_ is Pass.F:
         return Kernel(flops, moved, assumed.attention_forward * share)
@@ -116,19 +131,19 @@ def head_bytes(model: Model, pass_: Pass, element_bytes: int) -> float:
     return {Pass.F: norm + loss, Pass.B: 2 * norm + loss, Pass.W: 0}[pass_]
 
 
-def _row_width(model: Model, part: Part, term: str) -> int:
-    """Elements of a GEMM's input row and output row together."""
+def _row_width(model: Model, part: Part, term: str, shards: int = 1) -> int:
+    """Elements of a GEMM's input row and output row together; of what all `shards` ranks have whole, all their rows."""
     hidden, mla = model.hidden_size, model.mla
     inner = inner_width(model, part)
     latent = mla.kv_lora_rank if mla else 0
     widths = {
-        "qkv": hidden + model.q_size + 2 * model.kv_size,
-        "output": model.attention_output_size + hidden,
-        "q": hidden + model.q_size,
+        "qkv": shards * hidden + model.q_size + 2 * model.kv_size,
+        "output": model.attention_output_size + shards * hidden,
+        "q": shards * hidden + model.q_size,
         "q_down": hidden + (mla.q_lora_rank if mla else 0),
-        "q_up": (mla.q_lora_rank if mla else 0) + model.q_size,
+        "q_up": shards * (mla.q_lora_rank if mla else 0) + model.q_size,
         "kv_down": hidden + latent + (mla.qk_rope_head_dim if mla else 0),
-        "kv_up": latent + model.num_heads * ((mla.qk_nope_head_dim if mla else 0) + model.v_head_dim),
+        "kv_up": shards * latent + model.num_heads * ((mla.qk_nope_head_dim if mla else 0) + model.v_head_dim),
         "router": hidden + model.num_experts,
         "gate_up": hidden + 2 * inner,
         "down": inner + hidden,

@@ -12,6 +12,7 @@ from bench.case import Case
 from bench.flops import Part, has_part, parameters
 from bench.memory import Recipe, state_bytes
 from bench.placement import Group, Placement
+from bench.sequence import CUT
 
 
 class Shared(NamedTuple):
@@ -56,13 +57,16 @@ class State:
             whole = state_bytes(each.num_params, self.recipe, shards=self._shards(each))
             for name, size in zip(parts, (*resident, whole - sum(resident)), strict=True):
                 parts[name] += size
-        sums = sum(each.peers.shape[1] > 1 for each in self.shared(group))
-        return parts | {"reserve": self.reserve_bytes(sums + (self.placement.size > 1))}
+        communicators = sum(each.peers.shape[1] > 1 for each in self.shared(group)) + (self.placement.size > 1)
+        if group in self.placement.attention:
+            communicators += (self.case.layout.tp > 1) + (self.case.layout.cp > 1)
+        return parts | {"reserve": self.reserve_bytes(communicators)}
 
     def reserve_bytes(self, num_communicators: int) -> float:
         """Memory that no tensor can have: context, communicators' buffers, what the allocator cannot use.
 
-        A rank has one communicator for its exchanges and one for each kind of gradient sum.
+        A rank has one communicator for its exchanges, one for each kind of gradient sum, and one each for the ranks
+        that share its heads and its sequences.
         """
         assumed, gpu = self.assumed, self.case.cluster.gpu
         buffers = num_communicators * assumed.communicator_bytes
@@ -127,8 +131,14 @@ class State:
         own_replicas = (same_place[:, None, :] + offsets[:, None]).reshape(group.size, -1)
         # With two directions, a group has what is its own in either, and so has its mirror image.
         counts = [self._counts[holder.name] for holder in holders]
-        found = [
-            Shared(sum(each.replicated for each in counts), everyone),
+        found = [Shared(sum(each.replicated for each in counts), everyone)]
+        cut, tp = sum(each.cut for each in counts), self.case.layout.tp
+        if cut:
+            # Every tp-th rank has the same heads.
+            by_heads = [np.concatenate([holder.ranks[i::tp] for holder in holders]) for i in range(tp)]
+            same_heads = [(offsets[:, None] + by_heads[i % tp]).ravel() for i in range(group.size)]
+            found.append(Shared(cut // tp, np.array(same_heads)))
+        found += [
             Shared(sum(each.experts for each in counts) // group.size, own_replicas),
             Shared(sum(each.shared_experts for each in counts), everyone),
         ]
@@ -136,8 +146,8 @@ class State:
 
     @cached_property
     def _counts(self) -> dict[str, "_Counts"]:
-        """Parameters of each group in one direction: held by every rank, divided over the ranks, and shared experts
-        beside these."""
+        """Parameters of each group in one direction: held by every rank, cut over tp ranks, divided over all, and
+        shared experts."""
         model, placement = self.case.model, self.placement
         counts = {group.name: _Counts() for group in placement.groups}
         known: dict[tuple[Part, bool], int] = {}
@@ -151,7 +161,11 @@ class State:
 
         on_attention: tuple[Part, ...] = ("attention", "router", "dense_ffn")
         on_attention += ("shared",) if placement.shared_on == "attention" else ()
+        cut = sum(n for name, n in parameters(model, "attention", 0).items() if name in CUT)
+        cut = cut if self.case.layout.tp > 1 else 0
         for layer in range(placement.num_layers):
+            counts[placement.attention[layer]].cut += cut
+            counts[placement.attention[layer]].replicated -= cut
             for part in on_attention:
                 counts[placement.attention[layer]].replicated += size(part, layer)
             expert = placement.expert[layer]
@@ -171,4 +185,4 @@ class _Counts:
     """Numbers of parameters of a group."""
 
     def __init__(self) -> None:
-        self.replicated = self.experts = self.shared_experts = 0
+        self.replicated = self.cut = self.experts = self.shared_experts = 0

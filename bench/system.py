@@ -106,6 +106,31 @@ def worthwhile_copies(spec: CaseSpec) -> tuple[Literal["rank", "node"], ...]:
     return ("rank", "node") if spec.cluster.num_nodes > 1 else ("rank",)
 
 
+LONG_TOKENS = 16384
+"""From this sequence length on, the activations of one sequence crowd a GPU's memory."""
+
+
+def worthwhile_shares(spec: CaseSpec, ranks: int, replicas: int, depth: int) -> Iterator[tuple[int, int]]:
+    """(tp, cp) worth trying: (1, 1), and where sequences are long or too few for the ranks, some that share them.
+
+    Context parallelism moves keys and values alone, which grouped-query models have few of; tensor parallelism moves
+    whole rows, and is worth it for attention's weights at most. So cp is tried up to 8 and tp at 2; more may be fixed.
+
+    Args:
+        ranks: ranks of a group that holds attention.
+        depth: stages of the pipeline: sequences are too few where a stage gets less than two micro-batches.
+    """
+    sequences, seq_len = spec.workload.num_sequences, spec.workload.seq_len
+    yield 1, 1
+    if seq_len < LONG_TOKENS and sequences >= 2 * depth * replicas * ranks:
+        return
+    for tp, cp in ((1, 2), (1, 4), (1, 8), (2, 1)):
+        alike = spec.model.num_heads % tp == 0 and spec.model.num_kv_heads % tp == 0
+        inside = ranks % (tp * cp) == 0 and spec.cluster.gpus_per_node % (tp * cp) == 0
+        if alike and inside and seq_len % (tp * 2 * cp) == 0:
+            yield tp, cp
+
+
 def require_divides(field: str, value: int, whole: int, what: str) -> None:
     """Raises BadInput where `value` does not divide `whole`."""
     if whole % value:

@@ -21,7 +21,7 @@ def make_case(
     shape = model if isinstance(model, Model) else get_model(model)
     choice = Layout.make(**{"replicas": 1, **layout})
     ranks = choice.attention_ranks if system == "disagmoe" else choice.ep
-    tokens = seq_len * microbatches * choice.mbs * ranks * (choice.replicas or 1)
+    tokens = seq_len * microbatches * choice.mbs * ranks * (choice.replicas or 1) // choice.sequence_ranks
     spec = CaseSpec(
         model=shape,
         cluster=get_cluster(cluster),

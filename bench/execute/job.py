@@ -15,7 +15,7 @@ from bench.check import check
 from bench.errors import BadInput, unknown
 from bench.execute.data import Corpus, open_corpus
 from bench.execute.pool import RankPool
-from bench.execute.support import require_supported
+from bench.execute.support import require_executable, require_supported
 from bench.lower import lower
 from bench.program import Program
 from bench.routing import Routing
@@ -47,6 +47,7 @@ class Job:
     def of(cls, case: Case, data: str = "text", weights: str = "host", carrier: Carrier | None = None) -> Job:
         """Plans, lowers and checks. Raises BadInput where the case cannot be executed."""
         require_supported(case.model)
+        require_executable(case.layout)
         plan = plan_of(case)
         if plan.obstacles:
             raise BadInput("system", case.system, f"one that can be executed; its plan is {', '.join(plan.obstacles)}")

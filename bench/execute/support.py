@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.case import Layout
 from bench.errors import BadInput
 from bench.models import Model
 
@@ -35,6 +36,13 @@ def _refused(model: Model) -> list[tuple[str, object, str]]:
         if getattr(model, field) % ROW_ELEMENTS:
             refused.append((field, getattr(model, field), f"a multiple of {ROW_ELEMENTS}"))
     return refused
+
+
+def require_executable(layout: Layout) -> None:
+    """Raises BadInput for the first layout field that is modelled only."""
+    for field in ("tp", "cp"):
+        if getattr(layout, field) != 1:
+            raise BadInput(f"layout.{field}", getattr(layout, field), "1 to execute: more is simulated only")
 
 
 def unsupported(model: Model) -> list[str]:

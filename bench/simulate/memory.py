@@ -56,8 +56,8 @@ def _spans(
     """Of every value on every rank: first task, last task, bytes."""
     values = program.lifetimes
     first, last, held = values.first, values.last, values.held.astype(np.int64)
-    # What an action computes again lives as long as the action.
-    again = np.flatnonzero(program.op == Op.COMPUTE) if costs.recompute != "none" else np.zeros(0, dtype=np.int64)
+    # What an action works with lives as long as the action.
+    again = np.flatnonzero(program.op == Op.COMPUTE) if costs.has_working_bytes else np.zeros(0, dtype=np.int64)
     first, last = np.concatenate([first, again]), np.concatenate([last, again])
     held = np.concatenate([held, np.full(len(again), WORKING)])
     # A packed message is described by its transfer, which is where its span ends.

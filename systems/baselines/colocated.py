@@ -11,7 +11,7 @@ from bench.errors import BadInput
 from bench.models import Model
 from bench.placement import Group, Placement
 from bench.plan import RECOMPUTE, ActionColumn, Plan
-from bench.system import divisors, require_divides, worthwhile_copies
+from bench.system import divisors, require_divides, worthwhile_copies, worthwhile_shares
 from systems.baselines.interleaved import Turn
 
 
@@ -74,7 +74,7 @@ class Colocated(ABC):
 
     name = ""
     traits: tuple[str, ...] = ()
-    fields = frozenset({"mbs", "replicas", "ep", "pp", "vpp", "copies", "recompute", "shard_state"})
+    fields = frozenset({"mbs", "replicas", "ep", "pp", "vpp", "tp", "cp", "copies", "recompute", "shard_state"})
 
     @abstractmethod
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
@@ -113,14 +113,16 @@ class Colocated(ABC):
                 # Inside a node a copy a node is a copy a rank; beyond, it is the likelier one.
                 inside = spec.cluster.gpus_per_node % ep == 0
                 all_copies = ("rank",) if inside else worthwhile_copies(spec)[::-1]
-                choices = product((1, 2), chunks, RECOMPUTE, all_copies)
-                for mbs, vpp, recompute, copies in choices:
-                    num_microbatches, left = divmod(sequences, replicas * ep * mbs)
+                shares = worthwhile_shares(spec, ep, replicas, pp)
+                # Sequences that are shared come one at a time.
+                dealt = [(mbs, tp, cp) for tp, cp in shares for mbs in ((1, 2) if tp * cp == 1 else (1,))]
+                choices = product(dealt, chunks, RECOMPUTE, all_copies)
+                for (mbs, tp, cp), vpp, recompute, copies in choices:
+                    num_microbatches, left = divmod(sequences, replicas * ep // (tp * cp) * mbs)
                     interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0
                     if left == 0 and num_microbatches and (vpp == 1 or interleaves):
-                        yield Layout.make(
-                            ep=ep, pp=pp, vpp=vpp, mbs=mbs, replicas=replicas, recompute=recompute, copies=copies
-                        )
+                        where = {"ep": ep, "pp": pp, "vpp": vpp, "tp": tp, "cp": cp, "replicas": replicas}
+                        yield Layout.make(**where, mbs=mbs, recompute=recompute, copies=copies)
 
     def placement(self, case: Case) -> Placement:
         layout, model = case.layout, case.model

@@ -39,7 +39,8 @@ class DualPipe(Colocated):
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         for layout in super().space(spec):
-            microbatches = spec.workload.num_sequences // ((layout.replicas or 1) * layout.ep * layout.mbs)
+            per_microbatch = (layout.replicas or 1) * layout.ep // layout.sequence_ranks * layout.mbs
+            microbatches = spec.workload.num_sequences // per_microbatch
             if layout.pp % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * layout.pp:
                 yield layout
 

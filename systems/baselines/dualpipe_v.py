@@ -26,7 +26,8 @@ class DualPipeV(Colocated):
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         for layout in super().space(spec):
-            microbatches = spec.workload.num_sequences // ((layout.replicas or 1) * layout.ep * layout.mbs)
+            per_microbatch = (layout.replicas or 1) * layout.ep // layout.sequence_ranks * layout.mbs
+            microbatches = spec.workload.num_sequences // per_microbatch
             if layout.pp > 1 and layout.vpp == 2 and microbatches >= 2 * layout.pp:
                 yield layout
 

@@ -14,7 +14,7 @@ from bench.errors import BadInput
 from bench.placement import Placement
 from bench.plan import RECOMPUTE, Plan
 from bench.predict import costs_of
-from bench.system import divisors, worthwhile_copies
+from bench.system import divisors, worthwhile_copies, worthwhile_shares
 from systems.disagmoe.af_pipe import AFPipe, Duration, parts_of
 from systems.disagmoe.placement import place
 
@@ -38,34 +38,35 @@ class DisagMoE:
     name = "disagmoe"
     summary = "attention and experts on disjoint GPU groups, M2N exchange, AF-Pipe rounds"
     fields = frozenset(
-        {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "expert_groups", "layers_per_chunk"}
-        | {"round_length", "deferred_w", "lookahead", "head_group", "shared_on", "copies", "recompute", "shard_state"}
+        {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "expert_groups", "tp", "cp"}
+        | {"layers_per_chunk", "round_length", "deferred_w", "lookahead", "head_group", "shared_on"}
+        | {"copies", "recompute", "shard_state"}
     )
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
+        shared = ("attention", "expert") if spec.model.num_shared_experts else ("attention",)
+        for shape in self._shapes(spec):
+            p = shape["groups"]
+            for recompute, shared_on, copies in product(RECOMPUTE, shared, worthwhile_copies(spec)):
+                # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
+                for rounds, deferred in ((4, 0), (2, 2), (2, 0), (1, 0)):
+                    order = {"round_length": rounds * p, "deferred_w": deferred * p}
+                    yield Layout.make(**shape, **order, recompute=recompute, copies=copies, shared_on=shared_on)
+
+    def _shapes(self, spec: CaseSpec) -> Iterator[dict[str, int]]:
+        """M, N, p, replicas, tp, cp and mbs that fill the cluster and divide the batch."""
         gpus, model, sequences = spec.cluster.num_gpus, spec.model, spec.workload.num_sequences
-        shared = ("attention", "expert") if model.num_shared_experts else ("attention",)
-        for m, n in product(divisors(sequences), divisors(model.num_experts)):
+        for m, n in product(divisors(sequences * spec.cluster.gpus_per_node), divisors(model.num_experts)):
             for p in (p for p in divisors(gpus // (m + n)) if p <= min(8, model.num_layers)):
                 replicas = gpus // (p * (m + n))
-                if replicas * p * (m + n) < LEAST_USED * gpus or sequences % (replicas * m):
+                if replicas * p * (m + n) < LEAST_USED * gpus:
                     continue
-                for mbs, recompute, shared_on, copies in product((1, 2), RECOMPUTE, shared, worthwhile_copies(spec)):
-                    if sequences % (replicas * m * mbs) == 0:
-                        # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
-                        for rounds, deferred in ((4, 0), (2, 2), (2, 0), (1, 0)):
-                            yield Layout.make(
-                                attention_ranks=m,
-                                expert_ranks=n,
-                                groups=p,
-                                replicas=replicas,
-                                mbs=mbs,
-                                recompute=recompute,
-                                copies=copies,
-                                shared_on=shared_on,
-                                round_length=rounds * p,
-                                deferred_w=deferred * p,
-                            )
+                groups = {"attention_ranks": m, "expert_ranks": n, "groups": p, "replicas": replicas}
+                for tp, cp in worthwhile_shares(spec, m, replicas, 2 * p):
+                    # Sequences that are shared come one at a time.
+                    for mbs in (1, 2) if tp * cp == 1 else (1,):
+                        if sequences % (replicas * m // (tp * cp) * mbs) == 0:
+                            yield groups | {"tp": tp, "cp": cp, "mbs": mbs}
 
     def seeds(self, spec: CaseSpec, assumptions: Assumptions) -> list[Layout]:
         """What the planner's programme finds best: overall, and with other depths, splits and recomputation."""
