@@ -13,7 +13,7 @@ from bench.hiding import broken_claim, hiding
 from bench.lower import lower
 from bench.metrics import metrics as metrics_of
 from bench.steady import Steady, steady
-from bench.system import get_system, plan_of
+from bench.system import get_system, plan_of, trainer_of, trainers_of
 from bench.telemetry import RankTelemetry, Summary, summarise
 from bench.telemetry.session import DEFAULT_HZ
 from bench.telemetry.verdict import disturbances
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bench.execute.pool import RankError, RankPool
     from bench.execute.train import StepRecord
     from bench.timeline import Timeline
+    from bench.transports import Carrier
 
 Device = Literal["cpu", "cuda"]
 
@@ -47,6 +48,7 @@ def measure(
     on_step: "Callable[[StepRecord], None] | None" = None,
     keep_timeline: bool = False,
     telemetry_hz: float | None = DEFAULT_HZ,
+    trainer: str | None = None,
     saving: "Saving | None" = None,
     resume: Path | None = None,
     on_saved: Callable[[Path], None] | None = None,
@@ -59,6 +61,7 @@ def measure(
         transport: see `bench.transports`; ``auto`` is the pool's own.
         weights: where they are drawn, ``host`` or ``device``; see `bench.execute.job.Job`.
         telemetry_hz: samples a second of devices, links and host; None for none.
+        trainer: see `bench.system.TRAINERS`; what the system takes unless told where not given. Kept in provenance.
         saving, resume, on_saved: see `bench.execute.train.train`.
     Raises:
         BadInput: the case cannot be executed on this machine.
@@ -66,6 +69,7 @@ def measure(
     from bench.execute.pool import RankError, RankPool
     from bench.execute.train import train
 
+    trainer = trainer_of(case, trainer)
     done: list[StepRecord] = []
     told: list[RankTelemetry] = []
 
@@ -93,6 +97,7 @@ def measure(
                 timeline_step=None if case.system == "reference" else -1,
                 telemetry_hz=telemetry_hz,
                 on_telemetry=told.append,
+                trainer=trainer,
                 saving=saving,
                 resume=resume,
                 on_saved=on_saved,
@@ -111,6 +116,8 @@ def measure(
         if unkept and status == "ok":
             status, message = "error", unkept
     extra = ["--ranks", str(case.cluster.num_gpus), "--device", ranks.device, "--steps", str(steps), "--data", data]
+    if len(trainers_of(get_system(case.system))) > 1:
+        extra += ["--trainer", trainer]
     if saving is not None:
         extra += ["--save", str(saving.folder)]
         extra += ["--save-every", str(saving.every)] if saving.every else []
@@ -134,9 +141,17 @@ def measure(
         telemetry=seen.facts if seen else {},
         telemetry_samples=seen.samples if seen else {},
         command=command_for("run", case, tuple(extra)),
-        provenance=provenance.collect() | {"execution": carrier.facts(num_ranks)},
+        provenance=provenance.collect() | {"execution": _execution(carrier, num_ranks, trainer)},
     )
     return Measured(trial, timeline if keep_timeline else None)
+
+
+def _execution(carrier: "Carrier", num_ranks: int, trainer: str) -> dict[str, object]:
+    """For provenance: what trained, and what carried its payload; a system's own code knows nothing of our blocks."""
+    facts = carrier.facts(num_ranks) | {"trainer": trainer}
+    if trainer == "native":
+        facts.pop("nccl_blocks", None)
+    return facts
 
 
 def ranks_of(case: Case) -> int:

@@ -13,6 +13,8 @@ from bench.placement import Placement
 from bench.plan import Plan
 
 ENTRY_POINTS = "moebench.systems"
+TRAINERS = ("plan", "native")
+"""What trains a case: this harness, which executes the system's plan; or the system's own code."""
 
 
 @runtime_checkable
@@ -63,6 +65,20 @@ class KnowsDefaults(Protocol):
     """Layout fields and their values."""
 
 
+@runtime_checkable
+class RunsAsItself(Protocol):
+    """A system that exists outside of this harness, whose own code can train a case instead of its plan's execution."""
+
+    trainers: tuple[str, ...]
+    """Of `TRAINERS`, the one that a run takes unless told first."""
+    native: str
+    """``module:class`` of its own trainer, see `bench.execute.trainer.Trainer`."""
+
+    def require_native(self, case: Case) -> None:
+        """Raises BadInput for the first thing about the case that its own code cannot do."""
+        ...
+
+
 @cache
 def systems() -> dict[str, System]:
     """Known systems by name: those of the `systems` package, and of installed packages by entry point."""
@@ -94,6 +110,28 @@ def plan_of(case: Case) -> Plan:
 def default_layout(system: System) -> Layout:
     """A system's layout where nothing is said about it."""
     return Layout.make(**system.defaults) if isinstance(system, KnowsDefaults) else Layout()
+
+
+def trainers_of(system: System) -> tuple[str, ...]:
+    """What can train a system's cases, of `TRAINERS`; what a run takes unless told first."""
+    return system.trainers if isinstance(system, RunsAsItself) else TRAINERS[:1]
+
+
+def trainer_of(case: Case, trainer: str | None = None) -> str:
+    """What trains a case: as asked for, or what the system takes first.
+
+    Raises BadInput where the system has no code of its own, or its code cannot do this case.
+    """
+    system = get_system(case.system)
+    offered = trainers_of(system)
+    chosen = offered[0] if trainer is None else trainer
+    if chosen not in TRAINERS:
+        raise unknown("trainer", chosen, TRAINERS)
+    if chosen not in offered:
+        raise BadInput("trainer", chosen, f"plan: {case.system} has no code of its own")
+    if chosen == "native" and isinstance(system, RunsAsItself):
+        system.require_native(case)
+    return chosen
 
 
 def divisors(whole: int) -> list[int]:

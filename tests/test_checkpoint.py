@@ -42,6 +42,8 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reference": ("reference", {"mbs": 4, "microbatches": 2}),
     "ep": ("ep", {"ep": 2, "pp": 2, "microbatches": 4, "shard_state": False}),
     "ep sharded": ("ep", {"ep": 2, "replicas": 2, "microbatches": 2}),
+    "megatron": ("megatron", {"ep": 2, "pp": 2, "microbatches": 4, "copies": "expert", "shard_state": False}),
+    "megatron sharded": ("megatron", {"ep": 2, "replicas": 2, "microbatches": 2, "copies": "expert"}),
     "2:1:2": ("disagmoe", {"attention_ranks": 2, "expert_ranks": 1, "groups": 2, "mbs": 2, "microbatches": 2}),
     "1:2, two replicas": ("disagmoe", {"expert_ranks": 2, "replicas": 2, "microbatches": 4, "shared_on": "expert"}),
     "4:4": ("disagmoe", {"attention_ranks": 4, "expert_ranks": 4, "microbatches": 2, "shard_state": False}),
@@ -88,7 +90,7 @@ def test_boxes_are_an_interval_in_order(interval: tuple[tuple[int, ...], int, in
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["reference", "ep", "2:1:2", "1:2, two replicas"])
+@pytest.mark.parametrize("name", ["reference", "ep", "2:1:2", "1:2, two replicas", "megatron sharded"])
 def test_the_same_layout_goes_on_to_the_last_bit(name: str, dtype: str, tmp_path: Path, pool: RankPool) -> None:
     case = case_for(name, dtype)
     whole = run_and_save(case, tmp_path, pool)
@@ -100,9 +102,11 @@ def test_the_same_layout_goes_on_to_the_last_bit(name: str, dtype: str, tmp_path
 @pytest.mark.parametrize(
     ("saver", "loaders"),
     [
-        ("2:1:2", ["reference", "ep", "4:4"]),
+        ("2:1:2", ["reference", "ep", "4:4", "megatron sharded"]),
         ("ep sharded", ["1:2, two replicas", "ep"]),
-        ("4:4", ["ep sharded"]),
+        ("4:4", ["ep sharded", "megatron"]),
+        ("megatron sharded", ["2:1:2", "megatron"]),
+        ("megatron", ["ep sharded"]),
         ("reference", ["2:1:2"]),
     ],
 )

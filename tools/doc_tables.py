@@ -15,7 +15,7 @@ from bench.action import TRANSFERS, Kind, Pass  # noqa: E402
 from bench.edges import edges, ends  # noqa: E402
 from bench.models import get_model  # noqa: E402
 from bench.placement import Group, Placement  # noqa: E402
-from bench.system import System, systems  # noqa: E402
+from bench.system import System, systems, trainers_of  # noqa: E402
 
 
 def tables() -> dict[str, str]:
@@ -25,10 +25,16 @@ def tables() -> dict[str, str]:
 
 def systems_table() -> str:
     rows = [
-        (f"`{system.name}`", system.summary, traits(system), " ".join(f"`{field}`" for field in sorted(system.fields)))
+        (
+            f"`{system.name}`",
+            system.summary,
+            traits(system),
+            ", ".join(trainers_of(system)),
+            " ".join(f"`{field}`" for field in sorted(system.fields)),
+        )
         for system in systems().values()
     ]
-    return table(("system", "what it is", "traits", "layout fields"), rows)
+    return table(("system", "what it is", "traits", "trainers", "layout fields"), rows)
 
 
 def traits(system: System) -> str:

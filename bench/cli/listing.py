@@ -47,10 +47,15 @@ def _by_field(sets: Rows) -> Rows:
 
 
 def _systems() -> Rows:
-    from bench.system import systems
+    from bench.system import systems, trainers_of
 
     return [
-        {"name": system.name, "summary": system.summary, "layout fields": ", ".join(sorted(system.fields))}
+        {
+            "name": system.name,
+            "summary": system.summary,
+            "trainers": ", ".join(trainers_of(system)),
+            "layout fields": ", ".join(sorted(system.fields)),
+        }
         for system in systems().values()
     ]
 

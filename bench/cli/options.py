@@ -115,6 +115,16 @@ Transport = Annotated[
 Data = Annotated[
     str, typer.Option("--data", metavar="text|synthetic", help="Python's own sources as bytes, or random tokens.")
 ]
+Trainer_ = Annotated[
+    str | None,
+    typer.Option(
+        "--trainer",
+        metavar="plan|native",
+        help="plan: this harness executes the system's plan; native: the system's own code trains, of those that have "
+        "some. Default: the first that `moebench list systems` names.",
+        show_default=False,
+    ),
+]
 RunCluster = Annotated[
     str | None,
     typer.Option(

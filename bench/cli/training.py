@@ -45,6 +45,7 @@ def run(
     routing: options.Routing_ = "learned",
     seed: options.Seed = 0,
     cluster: options.RunCluster = None,
+    trainer: options.Trainer_ = None,
     results: options.Results = None,
     save: Annotated[
         Path | None,
@@ -52,9 +53,7 @@ def run(
     ] = None,
     save_every: Annotated[
         int | None,
-        typer.Option(
-            "--save-every", metavar="STEPS", parser=options.whole_number, help="And one every so many steps."
-        ),
+        typer.Option("--save-every", metavar="STEPS", parser=options.whole_number, help="And one every so many steps."),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -77,6 +76,7 @@ def run(
     from bench.cli.resuming import resumed, saving_of
     from bench.measured import measure
     from bench.results import LOCAL, Store
+    from bench.system import trainer_of
 
     if resume is not None:
         case, device, data, steps, saving = resumed(ctx, resume)
@@ -91,7 +91,8 @@ def run(
     kept = LOCAL if results is None else results
     require_folder("results", kept)
     ranks = case.cluster.num_gpus
-    head = f"{case.system} for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
+    by = trainer_of(case, trainer)
+    head = f"{case.system} ({by}) for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
     trial = measure(
         case,
         steps=steps,
@@ -99,6 +100,7 @@ def run(
         transport=transport,
         data=options.corpus_of(data),
         on_step=None if json else _shower(head, steps),
+        trainer=by,
         saving=saving,
         resume=resume,
         on_saved=None if json else lambda folder: typer.echo(f"saved {folder}"),
@@ -135,6 +137,7 @@ def _described(trial: "Trial") -> dict[str, Any]:
         "kind": "measured",
         "status": trial.status,
         "system": trial.case.system,
+        "trainer": trial.provenance["execution"]["trainer"],
         "layout": trial.layout,
         "losses": samples.get("loss", []),
         "grad_norms": samples.get("grad_norm", []),
@@ -182,6 +185,7 @@ def verify(
     routing: options.Routing_ = "learned",
     seed: options.Seed = 0,
     cluster: options.RunCluster = None,
+    trainer: options.Trainer_ = None,
     tolerance: Annotated[
         str | None,
         typer.Option(
@@ -216,7 +220,7 @@ def verify(
     )
     corpus, allowed = options.corpus_of(data), _gradient_tolerance(tolerance)
     with RankPool(ranks, options.device_of(device), transport=transport) as pool:
-        report = verify_case(case, pool, data=corpus)
+        report = verify_case(case, pool, data=corpus, trainer=trainer)
     if allowed is not None:
         report = replace(report, tolerance=replace(report.tolerance, gradient=allowed))
     if json:
@@ -248,6 +252,7 @@ def _verified(report: "VerifyReport") -> dict[str, Any]:
         "kind": "verified",
         "ok": report.ok,
         "system": report.system,
+        "trainer": report.trainer,
         "layout": report.layout,
         "dtype": report.dtype,
         "case_id": report.case_id,

@@ -100,16 +100,21 @@ def initialise(part: nn.Module, seed: int, *, norm_jitter: float = 0.0, drawn_on
     """
     num_layers = part.model.num_layers  # type: ignore[union-attr]
     assert isinstance(num_layers, int)
-    with torch.no_grad():
-        for name, param, expert in _global_views(part):
-            view = param if expert is None else param[expert]
-            if drawn_on == "device" and not is_norm(name):
-                generator = torch.Generator(view.device).manual_seed(_seed_of(name, seed))
-                view.normal_(0.0, _std(name, num_layers), generator=generator)
-                continue
-            view.copy_(
-                initial_value(name, tuple(view.shape), seed=seed, num_layers=num_layers, norm_jitter=norm_jitter)
-            )
+    for name, param, expert in _global_views(part):
+        view = param if expert is None else param[expert]
+        draw(name, view, seed=seed, num_layers=num_layers, norm_jitter=norm_jitter, drawn_on=drawn_on)
+
+
+@torch.no_grad()
+def draw(
+    name: str, view: Tensor, *, seed: int, num_layers: int, norm_jitter: float = 0.0, drawn_on: str = "host"
+) -> None:
+    """Sets one parameter, or an expert's part of one, as `initialise` does."""
+    if drawn_on == "device" and not is_norm(name):
+        generator = torch.Generator(view.device).manual_seed(_seed_of(name, seed))
+        view.normal_(0.0, _std(name, num_layers), generator=generator)
+        return
+    view.copy_(initial_value(name, tuple(view.shape), seed=seed, num_layers=num_layers, norm_jitter=norm_jitter))
 
 
 def _seed_of(name: str, seed: int) -> int:

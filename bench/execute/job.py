@@ -19,7 +19,7 @@ from bench.execute.support import require_executable, require_supported
 from bench.lower import lower
 from bench.program import Program
 from bench.routing import Routing
-from bench.system import plan_of
+from bench.system import plan_of, trainer_of
 from bench.transports import Carrier
 
 WEIGHTS = ("host", "device")
@@ -34,6 +34,7 @@ class Job:
         data: name of the corpus, see `open_corpus`.
         weights: where they are drawn, ``host`` or ``device``; see `init.initialise`.
         carrier: what carries payload; the pool's where not given.
+        trainer: what trains, see `bench.system.TRAINERS`.
     """
 
     case: Case
@@ -42,10 +43,22 @@ class Job:
     data: str = "text"
     weights: str = "host"
     carrier: Carrier | None = None
+    trainer: str = "plan"
 
     @classmethod
-    def of(cls, case: Case, data: str = "text", weights: str = "host", carrier: Carrier | None = None) -> Job:
-        """Plans, lowers and checks. Raises BadInput where the case cannot be executed."""
+    def of(
+        cls,
+        case: Case,
+        data: str = "text",
+        weights: str = "host",
+        carrier: Carrier | None = None,
+        trainer: str | None = "plan",
+    ) -> Job:
+        """Plans, lowers and checks. Raises BadInput where the case cannot be executed.
+
+        Args:
+            trainer: None for what the system takes unless told.
+        """
         require_supported(case.model)
         require_executable(case.layout)
         plan = plan_of(case)
@@ -53,7 +66,8 @@ class Job:
             raise BadInput("system", case.system, f"one that can be executed; its plan is {', '.join(plan.obstacles)}")
         if weights not in WEIGHTS:
             raise unknown("weights", weights, WEIGHTS)
-        job = cls(case, lower(plan, case.model), batch_of(case, plan.placement), data, weights, carrier)
+        program, by = lower(plan, case.model), trainer_of(case, trainer)
+        job = cls(case, program, batch_of(case, plan.placement), data, weights, carrier, by)
         check(job.program)
         job.corpus()  # refuses a model whose vocabulary is too small for the text
         return job
@@ -111,3 +125,7 @@ class Job:
         needed = self.world_size if needed is None else needed
         if needed > pool.world_size:
             raise BadInput("ranks", pool.world_size, f"at least {needed}, for {self.case.layout}")
+        carrier = self.carrier or pool.carrier
+        if self.trainer == "native" and carrier.name not in ("gloo", "nccl"):
+            allowed = "auto, with a GPU for every rank: the system's own code sends by itself"
+            raise BadInput("transport", carrier.name, allowed)

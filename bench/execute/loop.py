@@ -45,9 +45,7 @@ class Loop:
         """Of the steps to do."""
         return range(self.first, self.steps)
 
-    def save_if_due(
-        self, job: Job, step: int, shards: Callable[[], Sequence[Shard]], session: Session | None
-    ) -> None:
+    def save_if_due(self, job: Job, step: int, shards: Callable[[], Sequence[Shard]], session: Session | None) -> None:
         """Saves after a step where it is due; called by all ranks together."""
         saving = self.saving
         if saving is None or not saving.is_due(step + 1, self.steps):

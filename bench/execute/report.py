@@ -65,6 +65,7 @@ class VerifyReport:
     Attributes:
         grad_norm: before clipping.
         flips, num_choices: (token, expert) choices that the reference would have made otherwise, and all of them.
+        trainer: what trained, see `bench.system.TRAINERS`.
         misplaced: parameters that are missing, or held by other ranks than they should be; a line each.
     """
 
@@ -72,6 +73,7 @@ class VerifyReport:
     case_id: str
     layout: str
     dtype: str
+    trainer: str
     num_ranks: int
     tolerance: Tolerance
     atol: float
@@ -144,8 +146,9 @@ class VerifyReport:
     def __str__(self) -> str:
         worst, free = self.worst, self.free
         how = "replayed" if self.replayed else "not replayed"
+        what = f"{self.system} ({self.trainer}) {self.layout} {self.dtype}"
         lines = [
-            f"{self.system} {self.layout} {self.dtype} on {self.num_ranks} ranks: {'ok' if self.ok else 'FAILED'}",
+            f"{what} on {self.num_ranks} ranks: {'ok' if self.ok else 'FAILED'}",
             f"loss {self.loss:.6f}, error {self.loss_error:.1e} (allowed {self.tolerance.loss:.0e})",
             f"{len(self.parameters)} gradients, worst error {worst.gradient_error:.1e} in {worst.name} "
             f"(allowed {self.tolerance.gradient:.0e}, atol {self.atol:.1e})",

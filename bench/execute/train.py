@@ -31,9 +31,9 @@ from bench.execute.pool import RankPool
 from bench.execute.rank import rank_device, report
 from bench.execute.record import StepResult, merge_timeline
 from bench.execute.reference import ReferenceModel
-from bench.execute.shards import after_loading, held_shards, saved_shards, whole_shards
+from bench.execute.shards import whole_shards
 from bench.execute.sync import OptimizerSettings
-from bench.execute.trainer import RankTrainer
+from bench.execute.trainer import NativeStep, open_trainer, sent_bytes
 from bench.predict import costs_of
 from bench.program import Op
 from bench.telemetry import RankTelemetry, Session
@@ -97,6 +97,7 @@ def train(
     timeline_step: int | None = None,
     telemetry_hz: float | None = None,
     on_telemetry: Callable[[RankTelemetry], None] | None = None,
+    trainer: str | None = None,
     saving: Saving | None = None,
     resume: Path | None = None,
     on_saved: Callable[[Path], None] | None = None,
@@ -111,9 +112,10 @@ def train(
         on_step: called after every step.
         data: ``text``, real bytes, for which the model's vocabulary must be 256 or more; or ``synthetic``.
         weights: where they are drawn, see `Job`; the reference draws them on the host.
-        timeline_step: step whose timeline is kept; negative numbers count from the end.
+        timeline_step: step whose timeline is kept; negative numbers count from the end. A system's own code has none.
         telemetry_hz: samples a second on every rank; none where not given.
         on_telemetry: called with each rank's telemetry when the steps have ended, also by an error on that rank.
+        trainer: see `bench.system.TRAINERS`; what the system takes unless told where not given.
         settings: those of the checkpoint, or the defaults, where not given.
         saving: where and when to save checkpoints; nowhere where not given.
         resume: a checkpoint to go on from, or a folder with some; see `bench.execute.manifest`. Any system and layout
@@ -124,7 +126,7 @@ def train(
         RankError: something went wrong on a rank.
     """
     carrier = None if pool is None else pool.carrier_of(transport)
-    job = Job.of(case, data, weights, carrier)
+    job = Job.of(case, data, weights, carrier, trainer)
     loop = loop_of(job, steps, timeline_step, settings, telemetry_hz, saving, resume)
     records: list[StepRecord] = []
 
@@ -259,11 +261,10 @@ def _train_on_rank(job: Job, loop: Loop) -> _RankOutcome:
 
 
 def _train_steps(job: Job, loop: Loop) -> _RankOutcome:
-    trainer = RankTrainer(job, loop.settings)
-    parts, gradients = list(trainer.worker.parts.values()), trainer.gradients
+    trainer = open_trainer(job, loop.settings)
     if loop.saved is not None:
-        load(loop.saved, held_shards(parts, gradients))
-        after_loading(gradients, loop.first)
+        load(loop.saved, trainer.held_shards())
+        trainer.after_loading(loop.first)
     clock = align_clocks()
     kept: StepResult | None = None
     peak = 0
@@ -271,22 +272,21 @@ def _train_steps(job: Job, loop: Loop) -> _RankOutcome:
         for step in loop.numbers:
             start = time.perf_counter()
             result = trainer.step(step)
-            grad_norm = trainer.gradients.norm.item()  # waits for the device
+            grad_norm = trainer.grad_norm()  # waits for the device
             end = time.perf_counter()
             if session is not None:
-                sent_bytes = float(result.bytes[job.program.op[result.ops] == Op.SEND].sum())
-                session.step(step - loop.first, start, end, sent_bytes)
+                session.step(step - loop.first, start, end, sent_bytes(job, result))
             loss, imbalance = _sum_over_ranks(job, result)
             if trainer.rank == 0:
                 report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), imbalance))
             peak = max(peak, result.peak_bytes)
-            if step == loop.traced:
+            if step == loop.traced and isinstance(result, StepResult):
                 kept = dataclasses.replace(result, base_s=result.base_s + clock.offset_s)
-            loop.save_if_due(job, step, lambda: saved_shards(parts, gradients), session)
+            loop.save_if_due(job, step, trainer.saved_shards, session)
     return _RankOutcome(clock, kept, None if session is None else session.result, peak)
 
 
-def _sum_over_ranks(job: Job, result: StepResult) -> tuple[float, float]:
+def _sum_over_ranks(job: Job, result: StepResult | NativeStep) -> tuple[float, float]:
     """Loss and load imbalance of a step, from what every rank knows of it."""
     model = job.case.model
     sums = torch.zeros(1 + model.num_layers * job.world_size, dtype=torch.float64)

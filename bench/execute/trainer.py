@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,9 +15,79 @@ from torch import Tensor
 from bench.execute.job import Job
 from bench.execute.rank import rank_device
 from bench.execute.runtime import Sequences, StepResult, Worker
+from bench.execute.shards import Shard, after_loading, held_shards, saved_shards
 from bench.execute.staged import warm_up
 from bench.execute.sync import GradientSync, OptimizerSettings
 from bench.execute.transport import open_transport
+from bench.program import Op
+from bench.system import RunsAsItself, get_system
+
+
+@dataclass(frozen=True)
+class NativeStep:
+    """What a rank reports of a step of a system's own code; see `bench.execute.record.StepResult`."""
+
+    rank: int
+    loss: float
+    load: dict[int, list[int]]
+    expert_ids: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+
+class Trainer(Protocol):
+    """One rank that trains. Made on all ranks of the default process group together; all of them step together.
+
+    Attributes:
+        rank: within the plan, which is that of the process unless the system orders its ranks otherwise.
+    """
+
+    rank: int
+
+    def step(self, number: int, *, keep_expert_ids: bool = False) -> StepResult | NativeStep:
+        """One optimizer step on the global batch of that number."""
+        ...
+
+    def grad_norm(self) -> float:
+        """Of all gradients of the last step, before clipping; waits for the device."""
+        ...
+
+    def first_sequence(self, microbatch: int) -> int:
+        """Number, within the global batch, of the first of this rank's sequences of a micro-batch."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(global name, parameter, gradient buffer) of everything on this rank."""
+        ...
+
+    def held_shards(self) -> list[Shard]:
+        """Of weights and optimizer state, what this rank keeps up to date; see `bench.execute.shards`."""
+        ...
+
+    def saved_shards(self) -> list[Shard]:
+        """What this rank writes."""
+        ...
+
+    def after_loading(self, num_steps: int) -> None:
+        """Makes the parameters of this rank of what was loaded."""
+        ...
+
+
+def open_trainer(job: Job, settings: OptimizerSettings, **options: Any) -> Trainer:
+    """What trains the job on this rank: the plan's `RankTrainer`, or the system's own; `options` as of the former."""
+    if job.trainer == "plan":
+        return RankTrainer(job, settings, **options)
+    system = get_system(job.case.system)
+    assert isinstance(system, RunsAsItself)
+    module, name = system.native.split(":")
+    made: Trainer = getattr(importlib.import_module(module), name)(job, settings, **options)
+    return made
+
+
+def sent_bytes(job: Job, result: StepResult | NativeStep) -> float:
+    """Bytes that a rank's messages took over links in a step; 0 of a system's own code, which does not count them."""
+    if isinstance(result, NativeStep):
+        return 0.0
+    return float(result.bytes[job.program.op[result.ops] == Op.SEND].sum())
 
 
 class RankTrainer:
@@ -73,6 +146,26 @@ class RankTrainer:
             return self.job.sequences(self._corpus, number, range(first, first + self.job.batch.mbs))
 
         return sequences
+
+    def grad_norm(self) -> float:
+        """See `Trainer`."""
+        return self.gradients.norm.item()
+
+    def first_sequence(self, microbatch: int) -> int:
+        """See `Trainer`."""
+        return self.worker.home.first_sequence(microbatch)
+
+    def held_shards(self) -> list[Shard]:
+        """See `Trainer`."""
+        return held_shards(self.worker.parts.values(), self.gradients)
+
+    def saved_shards(self) -> list[Shard]:
+        """See `Trainer`."""
+        return saved_shards(self.worker.parts.values(), self.gradients)
+
+    def after_loading(self, num_steps: int) -> None:
+        """See `Trainer`."""
+        after_loading(self.gradients, num_steps)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(global name, parameter, gradient buffer) of everything on this rank."""

@@ -30,7 +30,7 @@ from bench.execute.pool import RankPool
 from bench.execute.reference import LossAndGradients, ReferenceModel
 from bench.execute.report import TOLERANCES, FreeRun, ParameterCheck, VerifyReport, relative
 from bench.execute.sync import OptimizerSettings, replicated_ranks, shard_ranks
-from bench.execute.trainer import RankTrainer
+from bench.execute.trainer import open_trainer
 from bench.models import Model
 from bench.placement import Placement
 
@@ -51,6 +51,7 @@ class RankOutcome:
         grads: summed over ranks, before clipping.
         weights: after the update.
         expert_ids: (layer, number of the first sequence) -> int64 [sequences, S, k].
+        rank: within the plan.
     """
 
     loss: float
@@ -58,6 +59,7 @@ class RankOutcome:
     grads: dict[str, Tensor]
     weights: dict[str, Tensor]
     expert_ids: dict[tuple[int, int], Tensor]
+    rank: int
 
 
 def verify(
@@ -67,6 +69,7 @@ def verify(
     dtype: str | None = None,
     replay: bool = True,
     data: str = "synthetic",
+    trainer: str | None = None,
 ) -> VerifyReport:
     """Runs one step of the case's system on the first ranks of a pool, and of the reference, and compares.
 
@@ -74,6 +77,7 @@ def verify(
         dtype: ``fp32`` or ``bf16``, instead of the workload's.
         replay: whether the reference takes the system's experts where it would have chosen others.
         data: see `open_corpus`.
+        trainer: see `bench.system.TRAINERS`; what the system takes unless told where not given.
     Raises:
         BadInput: the case cannot be executed on these ranks.
         RankError: something went wrong on a rank.
@@ -82,7 +86,7 @@ def verify(
         if dtype not in DTYPES:
             raise unknown("dtype", dtype, DTYPES)
         case = case.model_copy(update={"workload": case.workload.model_copy(update={"dtype": dtype})})
-    job = Job.of(case, data)
+    job = Job.of(case, data, trainer=trainer)
     job.require_ranks(pool)
     reference = ReferenceStep(job, pool.device)
     outcomes = pool.run(step_on_rank, job, reference.settings, world_size=job.world_size)
@@ -96,18 +100,19 @@ def step_on_rank(job: Job, settings: OptimizerSettings) -> RankOutcome:
     def keep() -> None:
         grads.update({name: _host_copy(grad) for name, _, grad in trainer.named_parameters()})
 
-    trainer = RankTrainer(job, settings, on_summed=keep, norm_jitter=NORM_JITTER)
+    trainer = open_trainer(job, settings, on_summed=keep, norm_jitter=NORM_JITTER)
     result = trainer.step(0, keep_expert_ids=True)
-    home, top_k = trainer.worker.home, job.case.model.top_k
+    top_k = job.case.model.top_k
     return RankOutcome(
         result.loss,
-        trainer.gradients.norm.item(),
+        trainer.grad_norm(),
         grads,
         {name: _host_copy(value) for name, value, _ in trainer.named_parameters()},
         {
-            (layer, home.first_sequence(m)): ids.view(job.batch.mbs, -1, top_k)
+            (layer, trainer.first_sequence(m)): ids.view(job.batch.mbs, -1, top_k)
             for (layer, m), ids in result.expert_ids.items()
         },
+        trainer.rank,
     )
 
 
@@ -127,7 +132,8 @@ class ReferenceStep:
         self.settings = OptimizerSettings(lr=LEARNING_RATE, eps=EPS, max_norm=max(_norm(self.free.grads) / 2, 1e-30))
 
     def compare(self, outcomes: Sequence[RankOutcome], *, replay: bool = True) -> VerifyReport:
-        """Compares what every rank has, by rank."""
+        """Compares what every rank has."""
+        outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
         case, free = self.job.case, self.free
         ids = _global_ids(outcomes)
         flips, num_choices = _count_flips(ids, free.expert_ids)
@@ -141,6 +147,7 @@ class ReferenceStep:
             case_id=case.id,
             layout=str(case.layout),
             dtype=case.workload.dtype,
+            trainer=self.job.trainer,
             num_ranks=self.job.world_size,
             tolerance=dataclasses.replace(tolerance, flips=0.0) if self.job.forces_routing else tolerance,
             atol=comparison.atol,

@@ -16,6 +16,7 @@ from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.placement import Placement
 from systems.baselines.ep import ExpertParallel
+from systems.megatron_core.limits import require_native
 
 RECOMPUTE = ("none", "redispatch")
 
@@ -26,6 +27,8 @@ class Megatron(ExpertParallel):
     name = "megatron"
     summary = "megatron-core's expert parallelism: all-to-all dispatcher, 1F1B or interleaved pipeline"
     defaults: Mapping[str, object] = {"copies": "expert"}
+    trainers = ("native", "plan")
+    native = "systems.megatron_core.trainer:MegatronTrainer"
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         seen = set()
@@ -44,3 +47,6 @@ class Megatron(ExpertParallel):
             allowed = "none, or redispatch: megatron-core recomputes whole layers, exchange and all"
             raise BadInput("layout.recompute", layout.recompute, allowed)
         return super().placement(case)
+
+    def require_native(self, case: Case) -> None:
+        require_native(case)

@@ -1,0 +1,19 @@
+"""What megatron-core 0.16.1 itself cannot do of what this harness's models and workloads ask, as clear errors."""
+
+from bench.case import Case
+from bench.errors import BadInput
+
+
+def require_native(case: Case) -> None:
+    """Raises BadInput for the first thing about a case that megatron-core would refuse, or compute otherwise."""
+    model, workload = case.model, case.workload
+    if model.router_score == "sigmoid" and model.top_k > 1 and not model.router_normalize:
+        allowed = "true to run megatron-core itself: it always normalises several sigmoid scores"
+        raise BadInput("model.router_normalize", False, allowed)
+    after = model.router_softmax_after_topk or model.router_normalize
+    if model.router_score == "softmax" and model.top_k == 1 and after:
+        allowed = "2 or more to run megatron-core itself, where weights are normalised over the chosen experts"
+        raise BadInput("model.top_k", 1, allowed)
+    if model.aux_loss_coeff and workload.routing != "learned":
+        allowed = "learned to run megatron-core itself: its load-balancing loss counts the router's own choice"
+        raise BadInput("workload.routing", workload.routing, allowed)

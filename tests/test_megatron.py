@@ -1,0 +1,152 @@
+"""megatron-core as itself: the reference's loss and gradients, the order of our plan, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from typing import Any
+
+import pytest
+from cases import make_case
+from test_verify import DENSE_FIRST, FOUR_LAYERS, SHARED, SIGMOID, SMALL, Trial, check
+
+from bench.action import Kind, Pass
+from bench.case import Case
+from bench.errors import BadInput
+from bench.execute.pool import RankPool
+from bench.measured import measure
+from bench.models import Model
+from bench.plan import Plan
+from bench.system import plan_of, systems, trainer_of, trainers_of
+from bench.trial import Trial as Measurement
+
+pytest.importorskip("megatron.core")
+
+from bench.execute.job import Job
+from bench.execute.sync import OptimizerSettings
+from bench.execute.trainer import open_trainer
+from bench.execute.verify import verify
+
+
+def megatron(**layout: Any) -> dict[str, Any]:
+    return {"copies": "expert", **layout}
+
+
+UNEVEN = {**DENSE_FIRST, **SHARED, "num_layers": 4, "qk_norm": True, "z_loss_coeff": 0.01, "aux_loss_coeff": 0.02}
+NATIVE = [
+    Trial("megatron", megatron(ep=2)),
+    Trial("megatron", megatron(ep=1, pp=2, vpp=2), FOUR_LAYERS, 4),
+    Trial("megatron", megatron(ep=2, pp=3), UNEVEN, 3),  # stages of 2, 1 and 1 layers, the first one's first is dense
+    Trial("megatron", megatron(ep=1, pp=3), {"num_layers": 3, "num_dense_layers": 2, "dense_hidden_size": 48}, 3),
+    Trial("megatron", megatron(ep=2, replicas=2, mbs=2, shard_state=False)),
+    Trial("megatron", megatron(ep=2, recompute="redispatch"), {**SIGMOID, **SHARED}),
+    Trial("megatron", megatron(ep=2, mbs=2, recompute="redispatch"), routing="hot-rank"),
+    Trial("megatron", megatron(ep=2, pp=2), routing="empty-expert"),
+    Trial("megatron", megatron(ep=2, pp=2, vpp=2, replicas=2), {**FOUR_LAYERS, **SIGMOID}, 4),
+    Trial("megatron", megatron(ep=2), {"router_normalize": False, "aux_loss_coeff": 0.02}),
+]
+"""Every kind of pipeline, replicas with and without sharded state, recomputation, forced routing, router losses."""
+
+
+@pytest.mark.parametrize("trial", NATIVE, ids=str)
+def test_megatron_core_equals_the_reference(trial: Trial, pool: RankPool) -> None:
+    report = check(trial, pool)
+    assert report.trainer == "native"
+    assert report.flips <= 1
+
+
+def test_megatron_core_equals_the_reference_in_bf16(pool: RankPool) -> None:
+    layout = megatron(ep=2, pp=2, vpp=2, replicas=2, recompute="redispatch")
+    check(Trial("megatron", layout, {**FOUR_LAYERS, **SIGMOID, **SHARED}, 4, dtype="bf16"), pool)
+
+
+def test_the_plan_of_megatron_equals_the_reference(pool: RankPool) -> None:
+    report = check(Trial("megatron", megatron(ep=2, pp=2)), pool, trainer="plan")
+    assert report.trainer == "plan"
+
+
+def turns_on_rank(job: Job) -> tuple[int, list[tuple[str, int, int]]]:
+    """A rank's number in the plan, and what megatron-core's schedule does on it: (F or B, chunk, micro-batch)."""
+    heard: list[tuple[str, int, int]] = []
+    trainer = open_trainer(job, OptimizerSettings(), on_turn=lambda *turn: heard.append(turn))
+    trainer.step(0)
+    return trainer.rank, heard
+
+
+def turns_of(plan: Plan, group: str) -> Iterator[tuple[str, int, int]]:
+    """The same of a plan's text: a group's attention passes, those of one chunk and micro-batch taken together."""
+    layers = [layer for layer, home in enumerate(plan.placement.attention) if home == group]
+    breaks = [layer for before, layer in pairwise(layers) if layer != before + 1]
+
+    def chunk(layer: int) -> int:
+        return sum(layer >= first for first in breaks)
+
+    passes = [a for a in plan.queues[group, "compute"] if a.kind is Kind.ATTENTION and a.pass_ in (Pass.F, Pass.B)]
+    for turn, _ in groupby(passes, key=lambda a: (a.pass_.name, chunk(a.layer), a.microbatch)):
+        yield turn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "microbatches"),
+    [({"pp": 2, "vpp": 2, "ep": 2, "replicas": 2}, 6), ({"pp": 4, "ep": 2}, 6), ({"pp": 4, "vpp": 2, "ep": 2}, 8)],
+    ids=["pp2 vpp2 ep2 dp2", "pp4", "pp4 vpp2"],
+)
+def test_megatron_core_goes_in_the_order_of_our_plan(layout: dict[str, int], microbatches: int, pool: RankPool) -> None:
+    model = Model(**{**SMALL.model_dump(), "num_layers": 8})
+    case = make_case("megatron", model, microbatches=microbatches, **megatron(**layout))
+    plan = Plan.parse(str(plan_of(case)))
+    heard = dict(pool.run(turns_on_rank, Job.of(case, "synthetic", trainer="native"), world_size=8))
+    assert sorted(heard) == list(range(8))
+    for rank, turns in heard.items():
+        group = next(one for one in plan.placement.groups if rank % plan.placement.size in one.ranks)
+        assert turns == list(turns_of(plan, group.name)), f"rank {rank}"
+        assert len(turns) == 2 * microbatches * layout.get("vpp", 1)
+
+
+def by(trial: Measurement) -> str:
+    """What trained."""
+    return str(trial.provenance["execution"]["trainer"])
+
+
+def test_a_run_of_megatron_core_is_a_trial_that_says_so(pool: RankPool) -> None:
+    case = Trial("megatron", megatron(ep=2)).case()
+    trial = measure(case, steps=3, pool=pool, data="synthetic").trial
+    plan = measure(case, steps=3, pool=pool, data="synthetic", trainer="plan").trial
+    assert (trial.status, by(trial), by(plan)) == ("ok", "native", "plan")
+    assert trial.command.endswith("--trainer native")
+    assert trial.metrics["step_time_s"] > 0
+    assert trial.samples["loss"] == pytest.approx(plan.samples["loss"], rel=1e-5)
+    assert trial.samples["grad_norm"] == pytest.approx(plan.samples["grad_norm"], rel=1e-4)
+    assert trial.samples["load_imbalance"] == plan.samples["load_imbalance"]
+
+
+REFUSED = [
+    ({"router_score": "sigmoid", "router_normalize": False}, "learned", "model.router_normalize"),
+    ({"top_k": 1}, "learned", "model.top_k"),
+    ({"aux_loss_coeff": 0.1}, "hot-rank", "workload.routing"),
+]
+
+
+def refused_case(changes: dict[str, Any], routing: str) -> Case:
+    return Trial("megatron", megatron(ep=2), changes, routing=routing).case()
+
+
+@pytest.mark.parametrize(("changes", "routing", "field"), REFUSED)
+def test_what_megatron_core_would_compute_otherwise_is_refused(
+    changes: dict[str, Any], routing: str, field: str, pool: RankPool
+) -> None:
+    case = refused_case(changes, routing)
+    with pytest.raises(BadInput, match="megatron-core itself") as caught:
+        verify(case, pool)
+    assert caught.value.field == field
+    assert trainer_of(case, "plan") == "plan"
+
+
+def test_a_system_without_code_of_its_own_has_its_plan_alone() -> None:
+    assert trainers_of(systems()["megatron"]) == ("native", "plan")
+    assert trainers_of(systems()["ep"]) == ("plan",)
+    with pytest.raises(BadInput, match=r"trainer.*'native'.*ep has no code of its own"):
+        trainer_of(make_case("ep"), "native")
+    with pytest.raises(BadInput, match=r"trainer.*'megatron'"):
+        trainer_of(make_case("ep"), "megatron")
