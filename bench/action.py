@@ -139,15 +139,19 @@ def unpack(codes: Codes) -> Columns:
     return Columns(kind, pass_, layer, rest >> _CHUNK_BITS, chunk)
 
 
+_KINDS, _PASSES = tuple(Kind), tuple(Pass)
+_LAYER_AT = _KIND_BITS + _PASS_BITS
+_CHUNK_AT = _LAYER_AT + _LAYER_BITS
+
+
 def view(code: int) -> Action:
     """One code as an `Action`."""
-    columns = unpack(np.array([code], dtype=np.int64))
     return Action(
-        Kind(int(columns.kind[0])),
-        Pass(int(columns.pass_[0])),
-        int(columns.layer[0]),
-        int(columns.microbatch[0]),
-        int(columns.chunk[0]),
+        _KINDS[code & (1 << _KIND_BITS) - 1],
+        _PASSES[code >> _KIND_BITS & (1 << _PASS_BITS) - 1],
+        code >> _LAYER_AT & (1 << _LAYER_BITS) - 1,
+        code >> _CHUNK_AT + _CHUNK_BITS,
+        code >> _CHUNK_AT & (1 << _CHUNK_BITS) - 1,
     )
 
 

@@ -4,13 +4,18 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bench.action import COMPUTE, TRANSFERS
-from bench.census import census
+from bench.action import Action
 from bench.cost import Costs
-from bench.edges import ends
 from bench.placement import Placement
 from bench.program import Program
+from bench.tally import COMPUTES_AT, Likeness, Role, carries_between, times
+
+Floats = NDArray[np.float64]
+
+
+SMS, NIC_OUT, NVLINK_OUT, NIC_IN, NVLINK_IN = range(5)  # rows of `busy`
 
 
 class Bound(NamedTuple):
@@ -46,19 +51,34 @@ def placement_bound_s(placement: Placement, costs: Costs, num_microbatches: int)
 @lru_cache(maxsize=4096)
 def placement_bound(placement: Placement, costs: Costs, num_microbatches: int) -> Bound:
     bare = costs.without_overheads()
-    compute = {group.name: np.zeros(group.size) for group in placement.groups}
-    ports = {group.name: np.zeros((4, group.size)) for group in placement.groups}
-    counted = census(costs.case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)
-    for action, times in counted.items():
-        if action.kind in COMPUTE:
-            compute[placement.home(action.kind, action.layer, action.microbatch)] += times * bare.seconds(action)
-        elif action.kind in TRANSFERS:
-            source, target = ends(placement, action)
-            taken = bare.ports(action)
-            ports[source][:2] += times * np.stack(taken[:2])
-            ports[target][2:] += times * np.stack(taken[2:4])
+    taken = bare.tally.sums(lambda likeness: busy(bare, likeness), np.zeros((5, 1)))
     turns = num_microbatches / placement.directions
-    busiest_s = max(turns * float(compute[name].max()) + bare.update_s(name) for name in compute)
-    nic_s = max(float(each[[0, 2]].max()) for each in ports.values())
-    nvlink_s = max(float(each[[1, 3]].max()) for each in ports.values())
+    busiest_s = max(turns * float(each[SMS].max()) + bare.update_s(name) for name, each in taken.items())
+    nic_s = max(float(each[[NIC_OUT, NIC_IN]].max()) for each in taken.values())
+    nvlink_s = max(float(each[[NVLINK_OUT, NVLINK_IN]].max()) for each in taken.values())
     return Bound(busiest_s, turns * nic_s, turns * nvlink_s)
+
+
+def busy(costs: Costs, likeness: Likeness) -> dict[Role, Floats]:
+    """[SMS .. NVLINK_IN, ranks]: seconds that one micro-batch of a layer takes of each resource, by role."""
+
+    def added(actions: list[Action]) -> dict[Role, Floats]:
+        found: dict[Role, Floats] = {}
+
+        def add(role: Role, rows: slice | int, seconds: Floats) -> None:
+            if role not in found:
+                found[role] = np.zeros((5, seconds.shape[-1]))
+            found[role][rows] += seconds
+
+        for action in actions:
+            num = times(action, costs.chunks)
+            if action.kind in COMPUTES_AT:
+                add(COMPUTES_AT[action.kind], SMS, num * costs.seconds(action))
+                continue
+            source, target = carries_between(action)
+            ports = costs.ports(action)
+            add(source, slice(NIC_OUT, NIC_IN), num * np.stack(ports[:2]))
+            add(target, slice(NIC_IN, NVLINK_IN + 1), num * np.stack(ports[2:4]))
+        return found
+
+    return dict(costs.of_likeness("busy", likeness, added))

@@ -4,9 +4,9 @@ Costs are of one action on every rank of its group (arrays over the group's rank
 micro-batch, nor on the chunk. Replica 0 stands for all replicas: its rank r lies on node r // gpus_per_node.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from math import inf
 from typing import Any, Self
 
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from bench.action import TRANSFERS, Action, Kind, Pass
 from bench.assumptions import Assumptions, get_assumptions
 from bench.case import Case
-from bench.census import census
 from bench.edges import ends
 from bench.errors import BadInput
 from bench.flops import Part, has_part, part_flops
@@ -40,6 +39,7 @@ from bench.roofline import (
 from bench.routing import Routing
 from bench.sequence import Exchange, passing_bytes, ring_exchange, ring_rows, tensor_exchange
 from bench.state import State
+from bench.tally import Likeness, Tally, actions_of, lie, tally
 
 Floats = NDArray[np.float64]
 PASS_WORDS: dict[Pass, PassWord] = {Pass.F: "F", Pass.B: "B", Pass.W: "W"}
@@ -82,7 +82,8 @@ class Costs:
             return False
         return all(
             np.ptp(column) <= 1e-9 * abs(column.max())
-            for transfer in census(self.case.model, self.placement, self.recompute, self.chunks, layers_alike=True)
+            for likeness in self.tally.likenesses
+            for transfer in self.actions_of(likeness)
             if transfer.kind in TRANSFERS
             for column in self.ports(transfer)
             if len(column)
@@ -377,8 +378,26 @@ class Costs:
         return Load(self.case, self.placement, self.copies, self.recompute, self.chunks, self.routes)
 
     @cached_property
+    def tally(self) -> Tally:
+        """The placement's layers and groups, those that cost the same together."""
+        return tally(self.case.model, self.placement, self.case.cluster.gpus_per_node, self.routes.even)
+
+    def actions_of(self, likeness: Likeness) -> list[Action]:
+        """One action of each kind and pass of a layer of that likeness, chunk 0."""
+        return actions_of(self.case.model, self.placement, likeness, self.recompute)
+
+    def of_likeness(self, what: str, likeness: Likeness, make: Callable[[list[Action]], Any]) -> Any:
+        """What `make` gives for a likeness's actions, made once for all placements where these cost the same."""
+        return self._cached((what, likeness.key), lambda: make(self.actions_of(likeness)))
+
+    @cached_property
     def _cache(self) -> dict[Hashable, Any]:
-        return {}
+        # Where all tokens are routed evenly, what an action costs does not depend on the rest of the placement.
+        if not self.routes.even:
+            return {}
+        apart = ("placement", "num_replicas")
+        told = tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in apart)
+        return _known_costs((type(self), told, self.placement.data_ranks, self.placement.shared_on))
 
     def _cached(self, key: Hashable, make: Any) -> Any:
         if key not in self._cache:
@@ -386,17 +405,23 @@ class Costs:
         return self._cache[key]
 
     def _likeness(self, action: Action) -> tuple[Hashable, ...]:
-        """Equal for actions of equal cost."""
+        """Equal for actions of equal cost, on this placement and on others with as many data ranks."""
         key: tuple[Hashable, ...] = (action.kind, action.pass_)
+        placement = self.placement
         if not self.routes.even:
-            return (*key, action.layer, action.microbatch % self.placement.directions)
-        if action.kind in (Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL, Kind.HOP):
-            return (*key, *ends(self.placement, action), self._load.volume(action))
-        if action.kind is Kind.ATTENTION:
-            joined = self._joins(action)
-            before = None if joined is None else self.placement.expert[joined]
-            return (*key, self.placement.expert[action.layer], self.case.model.window(action.layer), before)
-        return (*key, self.placement.expert[action.layer]) if action.kind in (Kind.EXPERT, Kind.JOIN) else key
+            return (*key, action.layer, action.microbatch % placement.directions)
+        if action.kind in TRANSFERS:
+            source, target = (placement.by_name[name] for name in ends(placement, action))
+            between = lie(source, target, self.case.cluster.gpus_per_node)
+            return (*key, source is target, between, self._load.volume(action))
+        if action.kind is Kind.EMBED:
+            return key
+        joined = self._joins(action)
+        before = None if joined is None else self._load.num_expert_ranks(joined)
+        if action.kind is Kind.HEAD:
+            return (*key, before)
+        experts = None if placement.expert[action.layer] is None else self._load.num_expert_ranks(action.layer)
+        return (*key, experts, self.case.model.window(action.layer), before)
 
     @property
     def _seq_len(self) -> int:
@@ -411,6 +436,12 @@ class Costs:
 
     def _moves(self, elements: Floats | float) -> Kernel:
         return Kernel(0.0, self._load.element_bytes * np.asarray(elements, dtype=np.float64), 1.0)
+
+
+@lru_cache(maxsize=512)
+def _known_costs(family: Hashable) -> dict[Hashable, Any]:
+    """Costs by action's likeness, shared by all `Costs` of one family."""
+    return {}
 
 
 def _at(amount: Floats | float, i: int) -> float:

@@ -1,6 +1,6 @@
 """Static state and the end of the step: parameters of a group, who shares them, their gradient sums and update."""
 
-from functools import cached_property
+from functools import lru_cache
 from math import log2
 from typing import NamedTuple
 
@@ -11,15 +11,21 @@ from bench.assumptions import Assumptions
 from bench.case import Case
 from bench.flops import Part, has_part, parameters
 from bench.memory import Recipe, state_bytes
+from bench.models import Model
 from bench.placement import Group, Placement
 from bench.sequence import CUT
 
 
 class Shared(NamedTuple):
-    """Parameters of a rank, and the ranks of all replicas that hold the same: [ranks of the group, peers]."""
+    """Parameters of a rank of a group, and the ranks of all replicas that hold the same.
+
+    These are every `step`-th rank of each of `holders`, from the rank's own place on, in every replica.
+    """
 
     num_params: int
-    peers: NDArray[np.int64]
+    holders: tuple[Group, ...]
+    step: int
+    num_peers: int
 
 
 class State:
@@ -57,7 +63,7 @@ class State:
             whole = state_bytes(each.num_params, self.recipe, shards=self._shards(each))
             for name, size in zip(parts, (*resident, whole - sum(resident)), strict=True):
                 parts[name] += size
-        communicators = sum(each.peers.shape[1] > 1 for each in self.shared(group)) + (self.placement.size > 1)
+        communicators = sum(each.num_peers > 1 for each in self.shared(group)) + (self.placement.size > 1)
         if group in self.placement.attention:
             communicators += (self.case.layout.tp > 1) + (self.case.layout.cp > 1)
         return parts | {"reserve": self.reserve_bytes(communicators)}
@@ -88,14 +94,14 @@ class State:
         """Rings one after the other; the latency is that of two trees over the peers."""
         total = 0.0
         for each in self.shared(group):
-            if each.peers.shape[1] > 1:
-                rate, latency = self._link(each.peers)
+            if each.num_peers > 1:
+                rate, latency = self._link(self._peers(each))
                 total += self._ring_bytes(each) / rate
-                total += 2 * log2(each.peers.shape[1]) * (latency + self.assumed.transfer_s)
+                total += 2 * log2(each.num_peers) * (latency + self.assumed.transfer_s)
         return total
 
     def _ring_bytes(self, each: Shared) -> float:
-        num_peers = each.peers.shape[1]
+        num_peers = each.num_peers
         spread = self.recipe.weight_bytes if self.case.layout.shard_state else self.recipe.grad_bytes
         return each.num_params * (self.recipe.grad_bytes + spread) * (num_peers - 1) / num_peers
 
@@ -120,65 +126,66 @@ class State:
         return min(rates), cluster.nic_latency_s if crosses else cluster.nvlink_latency_s
 
     def _shards(self, each: Shared) -> int:
-        return each.peers.shape[1] if self.case.layout.shard_state else 1
+        return each.num_peers if self.case.layout.shard_state else 1
+
+    def _peers(self, each: Shared) -> NDArray[np.int64]:
+        """[rings, peers]: ranks that sum the same gradients."""
+        offsets = np.arange(self.num_replicas)[:, None] * self.placement.size
+        same = [np.concatenate([holder.ranks[i :: each.step] for holder in each.holders]) for i in range(each.step)]
+        return np.stack([(offsets + ranks).ravel() for ranks in same])
 
     def _shared(self, group: Group) -> list[Shared]:
-        offsets = np.arange(self.num_replicas) * self.placement.size
         holders = self.placement.holders(group.name)
-        ranks = np.concatenate([holder.ranks for holder in holders])
-        everyone = np.tile((offsets[:, None] + ranks).ravel(), (group.size, 1))
-        same_place = np.array([[holder.first + i for holder in holders] for i in range(group.size)])
-        own_replicas = (same_place[:, None, :] + offsets[:, None]).reshape(group.size, -1)
         # With two directions, a group has what is its own in either, and so has its mirror image.
-        counts = [self._counts[holder.name] for holder in holders]
-        found = [Shared(sum(each.replicated for each in counts), everyone)]
-        cut, tp = sum(each.cut for each in counts), self.case.layout.tp
-        if cut:
-            # Every tp-th rank has the same heads.
-            by_heads = [np.concatenate([holder.ranks[i::tp] for holder in holders]) for i in range(tp)]
-            same_heads = [(offsets[:, None] + by_heads[i % tp]).ravel() for i in range(group.size)]
-            found.append(Shared(cut // tp, np.array(same_heads)))
-        found += [
-            Shared(sum(each.experts for each in counts) // group.size, own_replicas),
-            Shared(sum(each.shared_experts for each in counts), everyone),
+        known = _counts(self.case.model, self.placement, self.case.layout.tp > 1)
+        counts = [known[holder.name] for holder in holders]
+        tp = self.case.layout.tp
+
+        def shared(num_params: int, step: int) -> Shared:
+            return Shared(num_params, holders, step, self.num_replicas * sum(h.size // step for h in holders))
+
+        found = [
+            shared(sum(each.replicated for each in counts), 1),
+            shared(sum(each.cut for each in counts) // tp, tp),  # every tp-th rank has the same heads
+            shared(sum(each.experts for each in counts) // group.size, group.size),
+            shared(sum(each.shared_experts for each in counts), 1),
         ]
         return [each for each in found if each.num_params]
 
-    @cached_property
-    def _counts(self) -> dict[str, "_Counts"]:
-        """Parameters of each group in one direction: held by every rank, cut over tp ranks, divided over all, and
-        shared experts."""
-        model, placement = self.case.model, self.placement
-        counts = {group.name: _Counts() for group in placement.groups}
-        known: dict[tuple[Part, bool], int] = {}
 
-        def size(part: Part, layer: int) -> int:
-            # Layers differ in whether their FFN is dense, and in nothing else.
-            key = part, model.is_dense(layer)
-            if key not in known:
-                known[key] = sum(parameters(model, part, layer).values()) if has_part(model, part, layer) else 0
-            return known[key]
+@lru_cache(maxsize=1024)
+def _counts(model: Model, placement: Placement, cuts: bool) -> dict[str, "_Counts"]:
+    """Parameters of each group in one direction: held by every rank, cut over tp ranks (where `cuts`), divided over
+    all, and shared experts."""
+    counts = {group.name: _Counts() for group in placement.groups}
+    known: dict[tuple[Part, bool], int] = {}
 
-        on_attention: tuple[Part, ...] = ("attention", "router", "dense_ffn")
-        on_attention += ("shared",) if placement.shared_on == "attention" else ()
-        cut = sum(n for name, n in parameters(model, "attention", 0).items() if name in CUT)
-        cut = cut if self.case.layout.tp > 1 else 0
-        for layer in range(placement.num_layers):
-            counts[placement.attention[layer]].cut += cut
-            counts[placement.attention[layer]].replicated -= cut
-            for part in on_attention:
-                counts[placement.attention[layer]].replicated += size(part, layer)
-            expert = placement.expert[layer]
-            if expert is not None:
-                counts[expert].experts += size("expert", layer)
-                if placement.shared_on == "expert":
-                    counts[expert].shared_experts += size("shared", layer)
-        counts[placement.embed].replicated += size("embed", 0)
-        counts[placement.head].replicated += size("head", 0)
-        if model.tied_head and placement.embed not in (holder.name for holder in placement.holders(placement.head)):
-            # A tied head away from the embedding is a second copy of it.
-            counts[placement.head].replicated += size("embed", 0)
-        return counts
+    def size(part: Part, layer: int) -> int:
+        # Layers differ in whether their FFN is dense, and in nothing else.
+        key = part, model.is_dense(layer)
+        if key not in known:
+            known[key] = sum(parameters(model, part, layer).values()) if has_part(model, part, layer) else 0
+        return known[key]
+
+    on_attention: tuple[Part, ...] = ("attention", "router", "dense_ffn")
+    on_attention += ("shared",) if placement.shared_on == "attention" else ()
+    cut = sum(n for name, n in parameters(model, "attention", 0).items() if name in CUT) if cuts else 0
+    for layer in range(placement.num_layers):
+        counts[placement.attention[layer]].cut += cut
+        counts[placement.attention[layer]].replicated -= cut
+        for part in on_attention:
+            counts[placement.attention[layer]].replicated += size(part, layer)
+        expert = placement.expert[layer]
+        if expert is not None:
+            counts[expert].experts += size("expert", layer)
+            if placement.shared_on == "expert":
+                counts[expert].shared_experts += size("shared", layer)
+    counts[placement.embed].replicated += size("embed", 0)
+    counts[placement.head].replicated += size("head", 0)
+    if model.tied_head and placement.embed not in (holder.name for holder in placement.holders(placement.head)):
+        # A tied head away from the embedding is a second copy of it.
+        counts[placement.head].replicated += size("embed", 0)
+    return counts
 
 
 class _Counts:

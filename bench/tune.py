@@ -15,11 +15,10 @@ from functools import lru_cache
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from bench.action import Kind, Pass
+from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions
 from bench.bound import placement_bound_s
 from bench.case import Case, CaseSpec, Layout, batch_of
-from bench.census import census
 from bench.check import check
 from bench.cost import Costs
 from bench.errors import BadInput
@@ -27,6 +26,7 @@ from bench.placement import Placement
 from bench.predict import Prediction, costs_of, does_not_fit, predict
 from bench.program import Held
 from bench.system import KnowsInFlight, KnowsSeeds, get_system
+from bench.tally import COMPUTES_AT, Role, times
 
 DEFAULT_BUDGET = 16
 MAX_DISTANCE = 2
@@ -272,18 +272,24 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     """
     system = get_system(case.system)
     in_flight = system.in_flight(case) if isinstance(system, KnowsInFlight) else {}
-    kept = kept_bytes(placement, costs)
-    return max(costs.static_bytes(name) + in_flight.get(name, 1.0) * held for name, held in kept.items())
+    kept, like = kept_bytes(placement, costs), costs.tally.like
+    return max(costs.static_bytes(like[name]) + in_flight.get(name, 1.0) * held for name, held in kept.items())
 
 
 @lru_cache(maxsize=256)
 def kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
-    """For each group, what the forwards of one micro-batch keep, of one in each direction."""
-    kept = {group.name: 0.0 for group in placement.groups}
-    counted = census(costs.case.model, placement, costs.recompute, costs.chunks, layers_alike=costs.routes.even)
-    for action, times in counted.items():
-        if action.pass_ is Pass.F and action.kind in (Kind.ATTENTION, Kind.EXPERT):
-            # The least loaded rank: a bound must hold for every rank.
-            held = float(costs.held_bytes(Held.FORWARD, action).min())
-            kept[placement.home(action.kind, action.layer, action.microbatch)] += times * held
-    return kept
+    """For each group, what the forwards of one micro-batch in each direction keep on its least loaded rank.
+
+    A bound on memory must hold for every rank.
+    """
+
+    def kept(actions: list[Action]) -> dict[Role, float]:
+        return {
+            COMPUTES_AT[action.kind]: times(action, costs.chunks) * float(costs.held_bytes(Held.FORWARD, action).min())
+            for action in actions
+            if action.pass_ is Pass.F and action.kind in (Kind.ATTENTION, Kind.EXPERT)
+        }
+
+    counted = costs.tally
+    sums = counted.sums(lambda likeness: costs.of_likeness("kept", likeness, kept), 0.0)
+    return {group.name: sums[counted.like[group.name]] for group in placement.groups}

@@ -1,16 +1,17 @@
 """AF-Pipe's order: rounds, limits on what is in flight and put off, and what a longer round buys."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.action import Action, Kind, Pass, view
+from bench.action import Action, Kind, Pass
 from bench.case import Layout
 from bench.edges import edges
 from bench.models import get_model
-from systems.disagmoe.af_pipe import AFPipe, in_rounds, parts_of
+from systems.disagmoe.af_pipe import AFPipe, parts_of
 from systems.disagmoe.placement import place
 
 DURATIONS = {Kind.ATTENTION: 1.0, Kind.EXPERT: 1.0, Kind.DISPATCH: 0.9, Kind.COMBINE: 0.9, Kind.RESIDUAL: 0.2}
@@ -18,6 +19,14 @@ DURATIONS = {Kind.ATTENTION: 1.0, Kind.EXPERT: 1.0, Kind.DISPATCH: 0.9, Kind.COM
 
 def seconds(action: Action) -> float:
     return DURATIONS.get(action.kind, 0.0)
+
+
+def in_rounds(parts: list[tuple[Kind, int]], pass_: Pass, num_microbatches: int, round_length: int) -> Iterator[Action]:
+    """Round by round, part by part, micro-batch by micro-batch; all but the forward take the parts from the last."""
+    for first in range(0, num_microbatches, round_length):
+        for kind, layer in parts if pass_ is Pass.F else reversed(parts):
+            for m in range(first, min(first + round_length, num_microbatches)):
+                yield Action(kind, pass_, layer, m)
 
 
 def pipe(num_microbatches: int, round_length: int, deferred: int = 0, layers: int = 12, **layout: int) -> AFPipe:
@@ -47,15 +56,15 @@ def test_passes_keep_their_order_and_their_limits(
             in_flight += {Pass.F: 1, Pass.B: -1, Pass.W: 0}[action.pass_]
             if action.kind is not Kind.EMBED:
                 put_off += {Pass.F: 0, Pass.B: 1, Pass.W: -1}[action.pass_]
-            assert in_flight <= af_pipe.groups[name].in_flight_limit
+            assert in_flight <= af_pipe.in_flight_limits[name]
             assert 0 <= put_off <= deferred + 1
 
 
 def test_forwards_go_in_rounds_through_the_layers_of_a_group() -> None:
-    placement = place(get_model("tiny"), Layout(groups=2))
-    order = [str(a) for a in in_rounds(parts_of(placement, "A1"), Pass.F, 4, 2)]
+    queue = pipe(4, 2, groups=2, layers=4).run()["A1", "compute"]
+    order = [str(a) for a in queue if a.kind is Kind.ATTENTION and a.pass_ is Pass.F]
     assert order == "attn:F1.0 attn:F1.1 attn:F3.0 attn:F3.1 attn:F1.2 attn:F1.3 attn:F3.2 attn:F3.3".split()
-    back = [str(a) for a in in_rounds(parts_of(placement, "A1"), Pass.B, 4, 2)]
+    back = [str(a) for a in queue if a.kind is Kind.ATTENTION and a.pass_ is Pass.B]
     assert back == "attn:B3.0 attn:B3.1 attn:B1.0 attn:B1.1 attn:B3.2 attn:B3.3 attn:B1.2 attn:B1.3".split()
 
 
@@ -72,10 +81,9 @@ def makespan(af_pipe: AFPipe) -> float:
     finish: dict[Action, float] = {}
     sent: dict[Action, float] = {}
     inputs: dict[Action, list[tuple[Action | None, Action]]] = {}
-    for part in af_pipe.parts:
-        for target, _, via, _ in part.feeds:
-            sent_by = None if via < 0 else view(via)
-            inputs.setdefault(af_pipe.parts[target].action, []).append((sent_by, part.action))
+    for edge in af_pipe.graph:
+        if edge.dst.pass_ is not Pass.W:
+            inputs.setdefault(edge.dst, []).append((edge.via, edge.src))
     todo = {key: list(queue) for key, queue in queues.items()}
     free = dict.fromkeys(todo, 0.0)
     while any(todo.values()):

@@ -9,18 +9,20 @@ The paper names the goal (one micro-batch's attention, another's experts and a t
 forward and backward interleaved) but gives no order; this construction is ours.
 """
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.action import MICROBATCH_STEP, Action, Kind, Pass, pack
 from bench.edges import Edge
 from bench.placement import Placement
 from bench.plan import ActionColumn
+
+if TYPE_CHECKING:
+    from systems.disagmoe.play import Parts, Queues
 
 Duration = Callable[[Action], float]
 """Expected seconds of an action of micro-batch 0."""
@@ -35,43 +37,6 @@ def parts_of(placement: Placement, group: str) -> list[tuple[Kind, int]]:
         if placement.expert[layer] == group:
             parts.append((Kind.EXPERT, layer))
     return parts + ([(Kind.HEAD, 0)] if placement.head == group else [])
-
-
-def in_rounds(parts: list[tuple[Kind, int]], pass_: Pass, num_microbatches: int, round_length: int) -> Iterator[Action]:
-    """Round by round, part by part, micro-batch by micro-batch; all but the forward take the parts from the last."""
-    for first in range(0, num_microbatches, round_length):
-        for kind, layer in parts if pass_ is Pass.F else reversed(parts):
-            for m in range(first, min(first + round_length, num_microbatches)):
-                yield Action(kind, pass_, layer, m)
-
-
-class _Part(NamedTuple):
-    """An action of micro-batch 0, by number: what it takes, what it waits for, whom it feeds."""
-
-    action: Action
-    code: int
-    seconds: float
-    num_inputs: int
-    weight: int  # number of its weight gradient, -1 if none
-    follows_again: bool  # a backward that needs its part computed again
-    feeds: tuple[tuple[int, str, int, float], ...]  # consumer, its group, code of the transfer or -1, its seconds
-
-
-@dataclass
-class _Group:
-    """One group while the step is played through. Work is (part number, micro-batch)."""
-
-    forwards: deque[tuple[int, int]]
-    backwards: deque[tuple[int, int]]
-    again: deque[tuple[int, int]]
-    in_flight_limit: int
-    weights: deque[tuple[int, int]] = field(default_factory=deque)
-    order: list[int] = field(default_factory=list)  # packed actions, as the sends
-    sends: list[int] = field(default_factory=list)
-    in_flight: int = 0
-    ahead: int = 0  # computed again, backward not yet done
-    busy: bool = False
-    send_free_s: float = 0.0
 
 
 class AFPipe:
@@ -95,119 +60,92 @@ class AFPipe:
         deferred: int,
         lookahead: int = 1,
     ) -> None:
+        self.placement, self.graph, self.duration = placement, graph, duration
+        self.num_microbatches = num_microbatches
+        self.round_length = round_length
         self.deferred = deferred
         self.lookahead = lookahead
-        actions = list(dict.fromkeys(end for edge in graph for end in (edge.src, edge.dst)))
-        number = {action: i for i, action in enumerate(actions)}
-        self.parts = _parts(placement, graph, actions, number, duration)
-        self.arrived = [[0] * num_microbatches for _ in actions]
-        self.groups: dict[str, _Group] = {}
-        for group in placement.groups:
-            own = parts_of(placement, group.name)
-            queues: dict[Pass, deque[tuple[int, int]]] = {}
-            for pass_ in (Pass.F, Pass.B, Pass.R):
-                actions_of_pass = in_rounds(own, pass_, num_microbatches, round_length)
-                work = ((number.get(a._replace(microbatch=0), -1), a.microbatch) for a in actions_of_pass)
-                queues[pass_] = deque(item for item in work if item[0] >= 0)
-            self.groups[group.name] = _Group(
-                queues[Pass.F], queues[Pass.B], queues[Pass.R], in_flight_limit=(len(own) + 1) * round_length
-            )
+        self.actions = list(dict.fromkeys(end for edge in graph for end in (edge.src, edge.dst)))
+        self.number = {action: i for i, action in enumerate(self.actions)}
+
+    @property
+    def in_flight_limits(self) -> dict[str, int]:
+        """Forwards of a group without their backward: a round of every part, and one more."""
+        own = {group.name: len(parts_of(self.placement, group.name)) for group in self.placement.groups}
+        return {name: (num + 1) * self.round_length for name, num in own.items()}
 
     def run(self) -> dict[tuple[str, str], ActionColumn]:
         """Queues of the compute and the send stream of every group."""
-        # (seconds, ticket, group, part, micro-batch, whether that part ends here or an input of it arrives)
-        events: list[tuple[float, int, str, int, int, bool]] = []
-        ticket = 0
+        from systems.disagmoe.play import play
 
-        def at(seconds: float, group: str, part: int, microbatch: int, ends: bool) -> None:
-            nonlocal ticket
-            ticket += 1
-            heapq.heappush(events, (seconds, ticket, group, part, microbatch, ends))
-
-        def start(name: str, now: float) -> None:
-            group = self.groups[name]
-            chosen = None if group.busy else self._choose(group)
-            if chosen is not None:
-                part, m = chosen
-                group.busy = True
-                group.order.append(self.parts[part].code + MICROBATCH_STEP * m)
-                at(now + self.parts[part].seconds, name, part, m, True)
-
-        for name in self.groups:
-            start(name, 0.0)
-        while events:
-            now, _, name, part, m, ends = heapq.heappop(events)
-            if ends:
-                self.groups[name].busy = False
-                for target, there, arrival in self._send(self.groups[name], part, m, now):
-                    at(arrival, there, target, m, False)
-            else:
-                self.arrived[part][m] += 1
-            start(name, now)
-        return self._queues()
-
-    def _queues(self) -> dict[tuple[str, str], ActionColumn]:
-        end = pack([Action(Kind.SYNC), Action(Kind.UPDATE)]).tolist()
+        order, sends = play(
+            self._parts(),
+            self._fixed_orders(),
+            _whole(self.in_flight_limits.values()),
+            self.deferred,
+            self.lookahead,
+            self.num_microbatches,
+            MICROBATCH_STEP,
+        )
+        end = pack([Action(Kind.SYNC), Action(Kind.UPDATE)])
         queues = {}
-        for name, group in self.groups.items():
-            queues[name, "compute"] = ActionColumn(np.array([*group.order, *end], dtype=np.int64))
-            if group.sends:
-                queues[name, "send"] = ActionColumn(np.array(group.sends, dtype=np.int64))
+        for group, computed, sent in zip(self.placement.groups, order, sends, strict=True):
+            queues[group.name, "compute"] = ActionColumn(np.concatenate([computed, end]))
+            if len(sent):
+                queues[group.name, "send"] = ActionColumn(sent)
         return queues
 
-    def _choose(self, group: _Group) -> tuple[int, int] | None:
-        if len(group.weights) > self.deferred:
-            return group.weights.popleft()
-        if group.backwards and self._ready(group.backwards[0]):
-            part, m = group.backwards.popleft()
-            group.in_flight -= 1
-            group.ahead -= self.parts[part].follows_again
-            if self.parts[part].weight >= 0:
-                group.weights.append((self.parts[part].weight, m))
-            return part, m
-        if group.again and group.ahead < self.lookahead and self._ready(group.again[0]):
-            group.ahead += 1
-            return group.again.popleft()
-        if group.forwards and group.in_flight < group.in_flight_limit and self._ready(group.forwards[0]):
-            group.in_flight += 1
-            return group.forwards.popleft()
-        return group.weights.popleft() if group.weights else None
+    def _parts(self) -> "Parts":
+        from systems.disagmoe.play import Parts
 
-    def _ready(self, work: tuple[int, int]) -> bool:
-        part, m = work
-        return self.arrived[part][m] == self.parts[part].num_inputs
+        feeds: dict[Action, list[tuple[int, int, float]]] = {action: [] for action in self.actions}
+        num_inputs = dict.fromkeys(self.actions, 0)
+        for edge in self.graph:
+            if edge.dst.pass_ is not Pass.W:  # a weight gradient follows its own backward: no need to wait for it
+                seconds, via = (0.0, -1) if edge.via is None else (self.duration(edge.via), int(pack([edge.via])[0]))
+                feeds[edge.src].append((self.number[edge.dst], via, seconds))
+                num_inputs[edge.dst] += 1
+        index, homes = self.placement.index, [self.placement.home(a.kind, a.layer) for a in self.actions]
+        targets, codes, seconds_of = zip(*(feed for action in self.actions for feed in feeds[action]), strict=True)
 
-    def _send(self, group: _Group, part: int, m: int, now: float) -> Iterator[tuple[int, str, float]]:
-        """What the end of a part makes arrive: (consumer, its group, seconds). One send port a group, in order."""
-        for target, there, via, seconds in self.parts[part].feeds:
-            if via < 0:
-                yield target, there, now
-                continue
-            group.send_free_s = max(now, group.send_free_s) + seconds
-            group.sends.append(via + MICROBATCH_STEP * m)
-            yield target, there, group.send_free_s
+        def related(action: Action, pass_: Pass) -> int:
+            return self.number.get(action._replace(pass_=pass_), -1) if action.pass_ is Pass.B else -1
 
-
-def _parts(
-    placement: Placement, graph: list[Edge], actions: list[Action], number: dict[Action, int], duration: Duration
-) -> list[_Part]:
-    feeds: dict[Action, list[tuple[int, str, int, float]]] = {}
-    num_inputs = dict.fromkeys(actions, 0)
-    for edge in graph:
-        if edge.dst.pass_ is not Pass.W:  # a weight gradient follows its own backward: no need to wait for it
-            home = placement.home(edge.dst.kind, edge.dst.layer)
-            seconds, via = (0.0, -1) if edge.via is None else (duration(edge.via), int(pack([edge.via])[0]))
-            feeds.setdefault(edge.src, []).append((number[edge.dst], home, via, seconds))
-            num_inputs[edge.dst] += 1
-    return [
-        _Part(
-            action,
-            int(pack([action])[0]),
-            duration(action),
-            num_inputs[action],
-            number.get(action._replace(pass_=Pass.W), -1) if action.pass_ is Pass.B else -1,
-            action.pass_ is Pass.B and action._replace(pass_=Pass.R) in number,
-            tuple(feeds.get(action, ())),
+        return Parts(
+            group=_whole([index[name] for name in homes]),
+            code=pack(self.actions),
+            seconds=np.array([self.duration(action) for action in self.actions]),
+            num_inputs=_whole([num_inputs[action] for action in self.actions]),
+            weight=_whole([related(action, Pass.W) for action in self.actions]),
+            after_again=_whole([related(action, Pass.R) >= 0 for action in self.actions]),
+            feed_ptr=_whole([0, *accumulate(len(feeds[action]) for action in self.actions)]),
+            feed_to=_whole(targets),
+            feed_code=_whole(codes),
+            feed_s=np.array(seconds_of, dtype=np.float64),
         )
-        for action in actions
-    ]
+
+    def _fixed_orders(self) -> "Queues":
+        from systems.disagmoe.play import Queues
+
+        rounds = [
+            np.arange(first, min(first + self.round_length, self.num_microbatches))
+            for first in range(0, self.num_microbatches, self.round_length)
+        ]
+        ptr, numbers, microbatches = [0], [], []
+        for group in self.placement.groups:
+            own = parts_of(self.placement, group.name)
+            for pass_ in (Pass.F, Pass.B, Pass.R):
+                parts = own if pass_ is Pass.F else own[::-1]
+                there = [self.number.get(Action(kind, pass_, layer), -1) for kind, layer in parts]
+                mine = _whole([number for number in there if number >= 0])
+                for each in rounds:
+                    numbers.append(np.repeat(mine, len(each)))
+                    microbatches.append(np.tile(each, len(mine)))
+                ptr.append(ptr[-1] + len(mine) * self.num_microbatches)
+        starts = _whole(ptr)
+        by_group = np.stack([starts[i * 3 : i * 3 + 4] for i in range(len(self.placement.groups))])
+        return Queues(by_group, np.concatenate(numbers), np.concatenate(microbatches))
+
+
+def _whole(numbers: Iterable[int]) -> NDArray[np.int64]:
+    return np.array(list(numbers), dtype=np.int64)

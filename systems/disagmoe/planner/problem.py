@@ -349,7 +349,7 @@ class _Bytes:
             held = self.reserve_bytes(1)
             for part in parts:
                 # With M = 1 and R = 1 an expert group's own parameters have one holder, shared experts N.
-                copies = part.peers.shape[1] if name[0] == "F" else data_ranks
+                copies = part.num_peers if name[0] == "F" else data_ranks
                 held += state_bytes(part.num_params, self.recipe, shards=copies * replicas)
                 held += self.communicator_bytes * (copies * replicas > 1)
             static[name[0]] = max(static[name[0]], held)

@@ -1,0 +1,173 @@
+"""A placement's layers by likeness, and how often each group plays which role in them.
+
+Whatever is added up over all actions of a micro-batch (work, bytes through ports, memory kept) is added up from here:
+one layer of each likeness is looked at, and of the groups that play the same roles equally often, one.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.action import IN_CHUNKS, Action, Kind, Pass
+from bench.edges import layer_edges
+from bench.models import Model
+from bench.placement import Group, Placement
+
+Floats = NDArray[np.float64]
+Value = TypeVar("Value", Floats, float)
+
+
+class Role(IntEnum):
+    """What a group is to a layer, or to the model's ends."""
+
+    ATTENTION = 0
+    EXPERT = 1
+    JOIN = 2  # forms x of the next layer
+    NEXT = 3  # takes x of the next layer
+    EMBED = 4
+    HEAD = 5
+
+
+COMPUTES_AT = {
+    Kind.EMBED: Role.EMBED,
+    Kind.ATTENTION: Role.ATTENTION,
+    Kind.EXPERT: Role.EXPERT,
+    Kind.JOIN: Role.JOIN,
+    Kind.HEAD: Role.HEAD,
+}
+_BETWEEN = {
+    Kind.DISPATCH: (Role.ATTENTION, Role.EXPERT),
+    Kind.COMBINE: (Role.EXPERT, Role.JOIN),
+    Kind.RESIDUAL: (Role.ATTENTION, Role.JOIN),
+    Kind.HOP: (Role.JOIN, Role.NEXT),
+}
+
+
+def carries_between(transfer: Action) -> tuple[Role, Role]:
+    """Roles of the groups that a transfer leaves and reaches; `bench.edges.ends` gives their names."""
+    roles = _BETWEEN[transfer.kind]
+    if transfer.kind is Kind.HOP and transfer.layer == 0:
+        roles = (Role.EMBED, Role.NEXT)
+    return roles[::-1] if transfer.pass_ is Pass.B else roles
+
+
+class Likeness(NamedTuple):
+    """Layers of one placement (`layer` None: what stands before the first layer and behind the last) that cost alike.
+
+    `key` is equal for likenesses of two placements where the same actions cost the same.
+    """
+
+    layer: int | None
+    direction: int
+    key: Hashable
+
+
+class Tally(NamedTuple):
+    """`plays`: for one group of every kind, how often it has a role in a likeness; `like`: the group that stands for
+    each."""
+
+    likenesses: tuple[Likeness, ...]
+    plays: dict[str, dict[tuple[int, Role], int]]
+    like: dict[str, str]
+
+    def sums(self, of: Callable[[Likeness], Mapping[Role, Value]], nothing: Value) -> dict[str, Value]:
+        """By group of `plays`: what `of` gives for its roles, added up; `nothing` for a group without any."""
+        found = [of(likeness) for likeness in self.likenesses]
+        added: dict[str, Value] = {}
+        for group, counts in self.plays.items():
+            parts = [times * found[i][role] for (i, role), times in counts.items() if role in found[i]]
+            added[group] = sum(parts, start=nothing)
+        return added
+
+
+def lie(source: Group, target: Group, per_node: int) -> Hashable:
+    """Equal for pairs of groups whose ranks share nodes in the same way."""
+    near = source.first // per_node * per_node
+    overlap = max(source.first, target.first) // per_node <= min(source.ranks[-1], target.ranks[-1]) // per_node
+    there = target.first - near if overlap else (target.first % per_node,)
+    return source.size, source.first - near, target.size, there
+
+
+@lru_cache(maxsize=1024)
+def tally(model: Model, placement: Placement, per_node: int, layers_alike: bool) -> Tally:
+    """Layers and groups of a placement by likeness.
+
+    Args:
+        per_node: GPUs of a node.
+        layers_alike: layers differ in placement, window and FFN only (not in routing), so that many are alike.
+    """
+    numbers: dict[Hashable, int] = {}
+    likenesses: list[Likeness] = []
+    counts: dict[str, dict[tuple[int, Role], int]] = {group.name: {} for group in placement.groups}
+    for direction in range(placement.directions):
+        seen = placement.seen_by(direction)
+        lies: dict[Hashable, Hashable] = {}
+        for layer in (None, *range(model.num_layers)):
+            roles = _roles(seen, layer)
+            named = tuple(roles.items())
+            if named not in lies:
+                lies[named] = _lies(seen, roles, per_node)
+            key = lies[named], _kind(model, seen, layer)
+            known = key if layers_alike else (layer, direction)
+            number = numbers.setdefault(known, len(likenesses))
+            if number == len(likenesses):
+                likenesses.append(Likeness(layer, direction, key))
+            for role, name in roles.items():
+                mine = counts[name]
+                mine[number, role] = mine.get((number, role), 0) + 1
+    plays: dict[str, dict[tuple[int, Role], int]] = {}
+    first: dict[Hashable, str] = {}
+    like: dict[str, str] = {}
+    for group in placement.groups:
+        mine = counts[group.name]
+        like[group.name] = first.setdefault((group.size, frozenset(mine.items())), group.name)
+        if like[group.name] == group.name:
+            plays[group.name] = mine
+    return Tally(tuple(likenesses), plays, like)
+
+
+def actions_of(model: Model, placement: Placement, likeness: Likeness, recompute: str) -> list[Action]:
+    """The actions of a likeness's layer, chunk 0, and the hop that carries its result on."""
+    seen, layer = placement.seen_by(likeness.direction), likeness.layer
+    if layer is None:
+        found = [Action(Kind.EMBED, pass_) for pass_ in (Pass.F, Pass.B)]
+        found += [Action(Kind.HEAD, pass_) for pass_ in (Pass.F, Pass.B, Pass.W)]
+        if seen.embed != seen.pipeline_ends[0]:
+            found += [Action(Kind.HOP, pass_) for pass_ in (Pass.F, Pass.B)]
+    else:
+        touched = (end for edge in layer_edges(model, seen, layer, recompute) for end in (edge.src, edge.dst, edge.via))
+        own = (end for end in touched if end is not None and end.kind is not Kind.HEAD)
+        found = list(dict.fromkeys(end for end in own if end.layer == layer + (end.kind is Kind.HOP)))
+    return [action._replace(microbatch=likeness.direction) for action in found]
+
+
+def times(action: Action, chunks: int) -> int:
+    """How often an action of chunk 0 stands for itself."""
+    return chunks if action.kind in IN_CHUNKS else 1
+
+
+def _roles(seen: Placement, layer: int | None) -> dict[Role, str]:
+    """Names of the groups that have a role in a layer, or at the ends of the model."""
+    if layer is None:
+        return {Role.EMBED: seen.embed, Role.NEXT: seen.pipeline_ends[0], Role.HEAD: seen.head}
+    named = {Role.ATTENTION: seen.attention[layer], Role.JOIN: seen.join[layer]}
+    named[Role.NEXT] = seen.pipeline_ends[layer + 1]
+    expert = seen.expert[layer]
+    return named if expert is None else named | {Role.EXPERT: expert}
+
+
+def _lies(seen: Placement, roles: dict[Role, str], per_node: int) -> Hashable:
+    groups = [(role, seen.by_name[name]) for role, name in roles.items()]
+    return tuple((a, b, one is other, lie(one, other, per_node)) for a, one in groups for b, other in groups if a <= b)
+
+
+def _kind(model: Model, seen: Placement, layer: int | None) -> Hashable:
+    """What a layer computes: its window, and of the layer before whose expert outputs it adds up, the expert ranks."""
+    before = (seen.num_layers if layer is None else layer) - 1
+    expert = seen.expert[before] if before >= 0 else None
+    joined = None if expert is None or seen.moves_on(before) else seen.by_name[expert].size
+    return layer is None, None if layer is None else model.window(layer), joined
