@@ -1,16 +1,19 @@
 """What all systems share whose GPUs hold attention and experts both: stages, their layers, and the ends of a chunk."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import TypeAlias
 
-from bench.action import Action, Kind, Pass
+import numpy as np
+
+from bench.action import Action, Codes, Kind, Pass, pack
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.errors import BadInput
 from bench.models import Model
 from bench.placement import Group, Placement
-from bench.plan import RECOMPUTE, ActionColumn, Plan
+from bench.plan import COMPUTE_STREAM, RECOMPUTE, ActionColumn, Plan
 from bench.system import divisors, require_divides, worthwhile_copies, worthwhile_shares
 from systems.baselines.interleaved import Turn
 
@@ -69,6 +72,10 @@ class Stage:
         return self.at.moves_on(layers.stop - 1) and self.routed(layers.stop - 1)
 
 
+Work: TypeAlias = Sequence[Action] | Codes
+"""A queue, as actions or as their codes."""
+
+
 class Colocated(ABC):
     """Base of systems with `pp` stages of `ep` ranks, `vpp` chunks each; `work` gives a stage's streams."""
 
@@ -77,7 +84,7 @@ class Colocated(ABC):
     fields = frozenset({"mbs", "replicas", "ep", "pp", "vpp", "tp", "cp", "copies", "recompute", "shard_state"})
 
     @abstractmethod
-    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
+    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Mapping[str, Work]:
         """Queues by stream of stage `number`, without the end of the step."""
 
     def stage_of(self, chunk: int, pp: int) -> int:
@@ -155,8 +162,11 @@ class Colocated(ABC):
         for number, group in enumerate(placement.groups):
             mine = tuple(chunks[chunk] for chunk in self.chunks_of(number, layout))
             stage = Stage(model, placement, mine, layout.recompute == "redispatch")
-            streams = self.work(stage, number, case, num_microbatches)
-            streams["compute"] = [*streams["compute"], Action(Kind.SYNC), Action(Kind.UPDATE)]
-            queues.update({(group.name, stream): ActionColumn.of(work) for stream, work in streams.items() if work})
+            for stream, work in self.work(stage, number, case, num_microbatches).items():
+                codes = work if isinstance(work, np.ndarray) else pack(work)
+                if stream == COMPUTE_STREAM:
+                    codes = np.concatenate([codes, pack([Action(Kind.SYNC), Action(Kind.UPDATE)])])
+                if len(codes):
+                    queues[group.name, stream] = ActionColumn(codes)
         how = (layout.copies, layout.recompute, self.traits_of(layout), layout.chunks)
         return Plan(self.name, placement, queues, num_microbatches, *how)

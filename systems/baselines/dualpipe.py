@@ -12,7 +12,7 @@ which the plan then says by its trait: each parameter exists once, and the order
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bench.action import Action, Pass
+from bench.action import Pass
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.placement import Placement
@@ -20,6 +20,7 @@ from systems.baselines.colocated import Colocated, Stage, chunks_of_layers
 from systems.baselines.eight_steps import eight_steps
 from systems.baselines.interleaved import Turn
 from systems.baselines.megatron_overlap import combined_1f1b
+from systems.baselines.tape import Written
 
 
 class DualPipe(Colocated):
@@ -69,7 +70,7 @@ class DualPipe(Colocated):
             held[group.name] = ((pp - h - 1) * first + (h + 1) * second) / max(first + second, 1)
         return held
 
-    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
+    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Written:
         pp = case.layout.pp
         if pp == 1:
             return combined_1f1b(stage, number, case.layout, num_microbatches)

@@ -6,13 +6,13 @@ Rank h of H holds chunk h (phase 0) and chunk 2H-1-h (phase 1), and goes through
 
 from collections.abc import Iterator
 
-from bench.action import Action
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.placement import Placement
 from systems.baselines.colocated import Colocated, Stage
 from systems.baselines.eight_steps import eight_steps
 from systems.baselines.interleaved import Turn
+from systems.baselines.tape import Written
 
 
 class DualPipeV(Colocated):
@@ -40,7 +40,7 @@ class DualPipeV(Colocated):
         # Steps 1 and 2: 2 (H - h - 1) forwards of phase 0, then h + 1 of each.
         return 2 * layout.pp
 
-    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
+    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Written:
         if num_microbatches < 2 * case.layout.pp:
             raise BadInput("layout.pp", case.layout.pp, f"at most half of the {num_microbatches} micro-batches")
         return eight_steps(stage, number, case.layout.pp, num_microbatches, Turn)

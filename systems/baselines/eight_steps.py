@@ -15,18 +15,20 @@ At the inner end of a half the first pair of step 4 is F0, then B1: its own last
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
-from bench.action import Action, Pass
+from bench.action import Codes, Pass
 from systems.baselines.colocated import Stage
 from systems.baselines.interleaved import Turn
-from systems.baselines.weave import Streams, new_streams, weave
+from systems.baselines.tape import Tape, Written
+from systems.baselines.weave import PUT_OFF, weave
 
 TurnOf = Callable[[Pass, int, int], Turn]
 """(pass, phase, number of the micro-batch within the phase) -> the turn."""
 
 
-def eight_steps(stage: Stage, place: int, num_ranks: int, num_microbatches: int, turn_of: TurnOf) -> Streams:
+def eight_steps(stage: Stage, place: int, num_ranks: int, num_microbatches: int, turn_of: TurnOf) -> Written:
     """Streams of one rank.
 
     Args:
@@ -39,15 +41,16 @@ def eight_steps(stage: Stage, place: int, num_ranks: int, num_microbatches: int,
     steps.fill(place, behind)
     steps.weave(pairs, behind)
     steps.drain(place, behind)
-    return steps.streams
+    return steps.tape.streams
 
 
 class _Steps:
     def __init__(self, stage: Stage, turn_of: TurnOf) -> None:
-        self.stage, self.turn_of = stage, turn_of
-        self.streams: Streams = new_streams()
+        self.turn_of = turn_of
+        self.tape = Tape(partial(weave, stage))
+        self._split = Tape(partial(weave, stage, put_off=True))
         self._next = {(pass_, phase): count() for pass_ in (Pass.F, Pass.B) for phase in (0, 1)}
-        self._weights: deque[list[Action]] = deque()
+        self._weights: deque[Codes] = deque()
 
     def fill(self, place: int, behind: int) -> None:
         """Steps 1 to 3."""
@@ -92,16 +95,19 @@ class _Steps:
         return self.turn_of(pass_, phase, next(self._next[pass_, phase]))
 
     def _forward(self, phase: int) -> None:
-        weave(self.stage, self._turn(Pass.F, phase), None, self.streams)
+        self.tape.add(self._turn(Pass.F, phase), None)
 
     def _backward(self, phase: int, put_off: bool = False) -> None:
-        later: list[Action] | None = [] if put_off else None
-        weave(self.stage, None, self._turn(Pass.B, phase), self.streams, later)
-        if later is not None:
-            self._weights.append(later)
+        turn = self._turn(Pass.B, phase)
+        if put_off:
+            written = self._split.of(None, turn)
+            self._weights.append(written.pop(PUT_OFF))
+            self.tape.put(written)
+        else:
+            self.tape.add(None, turn)
 
     def _pair(self, forward: int, backward: int) -> None:
-        weave(self.stage, self._turn(Pass.F, forward), self._turn(Pass.B, backward), self.streams)
+        self.tape.add(self._turn(Pass.F, forward), self._turn(Pass.B, backward))
 
     def _weight(self) -> None:
-        self.streams["compute"] += self._weights.popleft()
+        self.tape.put({"compute": self._weights.popleft()})

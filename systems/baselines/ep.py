@@ -4,10 +4,13 @@ Attention is data parallel over the ranks that share the experts; both all-to-al
 nothing hides them. Pipeline stages are 1F1B, interleaved or not, in megatron-core's order.
 """
 
+from functools import partial
+
 from bench.action import Action, Kind, Pass
 from bench.case import Case, Layout
 from systems.baselines.colocated import Colocated, Stage
 from systems.baselines.interleaved import Turn, num_warmup, order
+from systems.baselines.tape import Streams, Tape, Written
 
 
 class ExpertParallel(Colocated):
@@ -19,17 +22,20 @@ class ExpertParallel(Colocated):
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
         return min(num_warmup(stage, layout.pp, layout.vpp, num_microbatches) + 1, num_microbatches * layout.vpp)
 
-    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
-        compute: list[Action] = []
-        hops: list[Action] = []
+    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Written:
+        tape = Tape(partial(serial_turn, stage))
         for turn in order(number, case.layout.pp, case.layout.vpp, num_microbatches).flat():
-            compute += stage.begin(turn)
-            layers = stage.layers(turn)
-            for layer in layers if turn.pass_ is Pass.F else reversed(layers):
-                compute += serial_layer(stage, turn, layer)
-            compute += stage.finish(turn)
-            hops += stage.hops(turn)
-        return {"compute": compute, "hops": hops}
+            tape.add(turn)
+        return tape.streams
+
+
+def serial_turn(stage: Stage, turn: Turn) -> Streams:
+    """A chunk of layers, one after the other."""
+    compute = stage.begin(turn)
+    layers = stage.layers(turn)
+    for layer in layers if turn.pass_ is Pass.F else reversed(layers):
+        compute += serial_layer(stage, turn, layer)
+    return {"compute": [*compute, *stage.finish(turn)], "hops": stage.hops(turn)}
 
 
 def serial_layer(stage: Stage, turn: Turn, layer: int) -> list[Action]:

@@ -7,14 +7,15 @@ attention's wgrad. Needs one more micro-batch of activations than 1F1B.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
-from bench.action import Action
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.placement import Placement
 from systems.baselines.colocated import Colocated, Stage
 from systems.baselines.interleaved import num_warmup, order
-from systems.baselines.weave import Streams, new_streams, weave
+from systems.baselines.tape import Tape, Written
+from systems.baselines.weave import weave
 
 
 class MegatronOverlap(Colocated):
@@ -34,18 +35,18 @@ class MegatronOverlap(Colocated):
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
         return num_warmup(stage, layout.pp, layout.vpp, num_microbatches, ahead=1)
 
-    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
+    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Written:
         return combined_1f1b(stage, number, case.layout, num_microbatches)
 
 
-def combined_1f1b(stage: Stage, number: int, layout: Layout, num_microbatches: int) -> Streams:
+def combined_1f1b(stage: Stage, number: int, layout: Layout, num_microbatches: int) -> Written:
     """Streams of stage `number`: warm-up forwards, woven pairs, the remaining backwards."""
-    streams = new_streams()
+    tape = Tape(partial(weave, stage))
     turns = order(number, layout.pp, layout.vpp, num_microbatches, ahead=1)
     for turn in turns.warmup:
-        weave(stage, turn, None, streams)
+        tape.add(turn, None)
     for forward, backward in turns.pairs:
-        weave(stage, forward, backward, streams)
+        tape.add(forward, backward)
     for turn in turns.cooldown:
-        weave(stage, None, turn, streams)
-    return streams
+        tape.add(None, turn)
+    return tape.streams

@@ -5,6 +5,7 @@ Nothing overlaps beyond the layer: what follows it in the compute stream needs a
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from bench.action import Action, Kind, Pass
@@ -12,6 +13,7 @@ from bench.case import Case
 from systems.baselines.colocated import Stage
 from systems.baselines.ep import ExpertParallel
 from systems.baselines.interleaved import Turn, order
+from systems.baselines.tape import Streams, Tape, Written
 
 
 class SlicedLayer(NamedTuple):
@@ -35,20 +37,23 @@ class Sliced(ExpertParallel):
     def streams(self, layer: SlicedLayer) -> dict[str, list[Action]]:
         """A layer's transfers by stream."""
 
-    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> dict[str, list[Action]]:
+    def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Written:
         layout = case.layout
-        queues: dict[str, list[Action]] = {"compute": []}
+        tape = Tape(partial(self._turn, stage, layout.chunks))
         for turn in order(number, layout.pp, layout.vpp, num_microbatches).flat():
-            queues["compute"] += stage.begin(turn)
-            layers = stage.layers(turn)
-            for index in layers if turn.pass_ is Pass.F else reversed(layers):
-                layer = self.layer(stage, turn, index, layout.chunks)
-                queues["compute"] += layer.compute
-                for stream, transfers in self.streams(layer).items():
-                    queues.setdefault(stream, []).extend(transfers)
-            queues["compute"] += stage.finish(turn)
-            queues.setdefault("hops", []).extend(stage.hops(turn))
-        return queues
+            tape.add(turn)
+        return tape.streams
+
+    def _turn(self, stage: Stage, chunks: int, turn: Turn) -> Streams:
+        streams: Streams = {"compute": stage.begin(turn)}
+        layers = stage.layers(turn)
+        for index in layers if turn.pass_ is Pass.F else reversed(layers):
+            layer = self.layer(stage, turn, index, chunks)
+            streams["compute"] += layer.compute
+            for stream, transfers in self.streams(layer).items():
+                streams.setdefault(stream, []).extend(transfers)
+        streams["compute"] += stage.finish(turn)
+        return streams | {"hops": stage.hops(turn)}
 
 
 def sliced_layer(

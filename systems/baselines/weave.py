@@ -10,25 +10,23 @@ from itertools import zip_longest
 from bench.action import Action, Kind, Pass
 from systems.baselines.colocated import Stage
 from systems.baselines.interleaved import Turn
+from systems.baselines.tape import Streams
 
-Streams = dict[str, list[Action]]
-
-
-def new_streams() -> Streams:
-    return {"compute": [], "all-to-all": [], "hops": []}
+PUT_OFF = "put off"
+"""The stream of weight gradients that are not computed with their turn."""
 
 
-def weave(
-    stage: Stage, forward: Turn | None, backward: Turn | None, streams: Streams, later: list[Action] | None = None
-) -> None:
+def weave(stage: Stage, forward: Turn | None, backward: Turn | None, *, put_off: bool = False) -> Streams:
     """One forward chunk beside one backward chunk, or one alone; as many layers are paired as both have.
 
-    With `later`, the backward's weight gradients are put there instead of into the computation. Where the stage
+    With `put_off`, the backward's weight gradients are apart from the computation. Where the stage
     recomputes by redispatch, a layer's attention and dispatch run once more before its backward; neither megatron-core
     nor DualPipe offers that, but what helps one system's memory is offered to all.
     """
-    compute, exchange = streams["compute"], streams["all-to-all"]
-    weights = compute if later is None else later
+    compute: list[Action] = []
+    exchange: list[Action] = []
+    hops: list[Action] = []
+    weights: list[Action] = [] if put_off else compute
     for turn in (backward, forward):
         for action in stage.begin(turn) if turn else []:
             (weights if action.pass_ is Pass.W else compute).append(action)
@@ -50,7 +48,9 @@ def weave(
     for turn in (forward, backward):
         if turn:
             compute += stage.finish(turn)
-            streams["hops"] += stage.hops(turn)
+            hops += stage.hops(turn)
+    streams = {"compute": compute, "all-to-all": exchange, "hops": hops}
+    return streams | {PUT_OFF: weights} if put_off else streams
 
 
 def _actions(stage: Stage, turn: Turn | None, layer: int | None, pass_: Pass) -> dict[Kind, list[Action]]:

@@ -56,8 +56,7 @@ def play(  # type: ignore[no-untyped-def]
     send_free_s = np.zeros(num_groups)
     # Put-off weight gradients, first in, first out: those of a group are at most its backwards.
     of_weights = np.zeros(num_groups + 1, dtype=np.int64)
-    for g in range(num_groups):
-        of_weights[g + 1] = of_weights[g] + queues.ptr[g, BACKWARD + 1] - queues.ptr[g, BACKWARD]
+    of_weights[1:] = np.cumsum(queues.ptr[:, BACKWARD + 1] - queues.ptr[:, BACKWARD])
     weight_part = np.zeros(of_weights[-1], dtype=np.int64)
     weight_microbatch = np.zeros(of_weights[-1], dtype=np.int64)
     oldest, newest = of_weights[:-1].copy(), of_weights[:-1].copy()
@@ -71,9 +70,9 @@ def play(  # type: ignore[no-untyped-def]
         for g in to_start:
             if busy[g]:
                 continue
-            part, m = -1, -1
+            part, m = np.int64(-1), np.int64(-1)
             if newest[g] - oldest[g] > deferred:
-                part, m = int(weight_part[oldest[g]]), int(weight_microbatch[oldest[g]])
+                part, m = weight_part[oldest[g]], weight_microbatch[oldest[g]]
                 oldest[g] += 1
             for queue in (BACKWARD, AGAIN, FORWARD):
                 place = next_of[g, queue]
@@ -83,10 +82,10 @@ def play(  # type: ignore[no-untyped-def]
                     continue
                 if queue == FORWARD and in_flight[g] >= in_flight_limit[g]:
                     continue
-                first, of = int(queues.part[place]), int(queues.microbatch[place])
-                if arrived[first, of] != parts.num_inputs[first]:
+                first, turn = queues.part[place], queues.microbatch[place]
+                if arrived[first, turn] != parts.num_inputs[first]:
                     continue
-                part, m = first, of
+                part, m = first, turn
                 next_of[g, queue] += 1
                 if queue == BACKWARD:
                     in_flight[g] -= 1
@@ -99,28 +98,28 @@ def play(  # type: ignore[no-untyped-def]
                 else:
                     in_flight[g] += 1
             if part < 0 and newest[g] > oldest[g]:
-                part, m = int(weight_part[oldest[g]]), int(weight_microbatch[oldest[g]])
+                part, m = weight_part[oldest[g]], weight_microbatch[oldest[g]]
                 oldest[g] += 1
             if part >= 0:
                 busy[g] = True
                 order[g].append(parts.code[part] + microbatch_step * m)
                 ticket += 1
-                heapq.heappush(events, (now + parts.seconds[part], ticket, g, part, m, True))
+                heapq.heappush(events, (now + parts.seconds[part], ticket, g, part, m, True))  # type: ignore[misc]
         if len(events) == 0:
             break
-        now, _, g, part, m, ends = heapq.heappop(events)
+        now, _, g, ended, of, ends = heapq.heappop(events)  # type: ignore[assignment]
         if ends:
             busy[g] = False
-            for feed in range(parts.feed_ptr[part], parts.feed_ptr[part + 1]):
+            for feed in range(parts.feed_ptr[ended], parts.feed_ptr[ended + 1]):
                 target, arrival = parts.feed_to[feed], now
                 if parts.feed_code[feed] >= 0:
                     # One send port a group, in order.
                     send_free_s[g] = max(now, send_free_s[g]) + parts.feed_s[feed]
-                    sends[g].append(parts.feed_code[feed] + microbatch_step * m)
+                    sends[g].append(parts.feed_code[feed] + microbatch_step * of)
                     arrival = send_free_s[g]
                 ticket += 1
-                heapq.heappush(events, (arrival, ticket, parts.group[target], target, m, False))
+                heapq.heappush(events, (arrival, ticket, parts.group[target], target, of, False))
         else:
-            arrived[part, m] += 1
+            arrived[ended, of] += 1
         to_start = np.array([g])
     return [np.array(each) for each in order], [np.array(each) for each in sends]
