@@ -68,8 +68,9 @@ _TEXT = re.compile(r"([a-z]+)(?::([FBWR])(\d+)\.(\d+)(?:\.(\d+))?)?")
 # Bits of the packed code, lowest first.
 _KIND_BITS, _PASS_BITS, _LAYER_BITS, _CHUNK_BITS = 5, 2, 14, 10
 MAX_CHUNKS = 1 << _CHUNK_BITS
+LAYER_STEP = 1 << (_KIND_BITS + _PASS_BITS)
 MICROBATCH_STEP = 1 << (_KIND_BITS + _PASS_BITS + _LAYER_BITS + _CHUNK_BITS)
-"""What a code grows by from one micro-batch to the next."""
+"""What a code grows by from one layer, or micro-batch, to the next."""
 
 
 class Action(NamedTuple):

@@ -5,13 +5,15 @@ stand at the head of their queues and all that either waits for is done. What fi
 transport that buffers more.
 """
 
-from collections import Counter, deque
+from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bench.action import END_OF_STEP, TRANSFERS, Action, Kind, at_microbatch, pack, templates_of, unpack, view
-from bench.edges import Edge, ends
+from bench.action import END_OF_STEP, TRANSFERS, Action, Codes, Kind, at_microbatch, pack, templates_of, unpack, view
+from bench.edges import ends
 from bench.errors import BadInput
+from bench.graph import Graph, ends_of
 from bench.plan import ActionColumn, Plan
 from bench.program import Op, Program
 
@@ -31,43 +33,50 @@ class PlanError(BadInput):
         self.actions = actions
 
 
-def require_complete(plan: Plan, graph: list[Edge]) -> None:
+def require_complete(plan: Plan, graph: Graph) -> None:
     """Every action the model needs stands exactly once, in a queue of its group, for every micro-batch; nothing else.
 
     Raises PlanError naming the first fault.
     """
-    needed = {end for edge in graph for end in (edge.src, edge.dst, edge.via) if end is not None}
-    base = {int(code): view(int(code)) for code in pack(needed)}
-    seen: Counter[int] = Counter()
+    needed = graph.actions
+    homes, _ = ends_of(plan.placement, needed)
     for key, queue in plan.queues.items():
-        columns = unpack(queue.codes)
         bases = templates_of(queue.codes, plan.directions)
-        for code in np.unique(bases):
-            action = base.get(int(code)) or view(int(code))
-            first = int(np.flatnonzero(bases == code)[0])
-            if action.kind not in END_OF_STEP and int(code) not in base:
-                raise _fault(plan, key, first, "an action of this model and placement")
-            home = _home(plan, action)
-            if home is not None and home != key[0]:
-                raise _fault(plan, key, first, f"on group {home}")
-        for place in np.flatnonzero(columns.microbatch >= plan.num_microbatches)[:1]:
+        found = np.unique(bases)
+        found = found[~_ends_step(found)]
+        number = np.minimum(np.searchsorted(needed, found), len(needed) - 1)
+        known = needed[number] == found
+        strange = ~known | (homes[number] != plan.placement.index[key[0]])
+        for i in np.flatnonzero(strange)[:1]:
+            first = int(np.flatnonzero(bases == found[i])[0])
+            home = _home(plan, view(int(found[i]))) if known[i] else None
+            raise _fault(plan, key, first, f"on group {home}" if home else "an action of this model and placement")
+        for place in np.flatnonzero(unpack(queue.codes).microbatch >= plan.num_microbatches)[:1]:
             raise _fault(plan, key, int(place), f"micro-batches 0 to {plan.num_microbatches - 1}")
-        seen.update(queue.codes.tolist())
-    for code, times in seen.items():
-        if times > 1 and view(code).kind not in END_OF_STEP:
-            raise _fault(plan, *_where(plan, code, 1), "once")
-    later = np.arange(0, plan.num_microbatches, plan.directions)
-    ordered = sorted(base.items(), key=lambda item: (item[1].layer, item[1].pass_))
-    missing = [
-        view(wanted)
-        for code, _ in ordered
-        for wanted in at_microbatch(np.array(code, dtype=np.int64), later).tolist()
-        if wanted not in seen
-    ]
-    if missing:
-        raise _missing(plan, missing)
+    _require_once(plan, needed)
     for group in plan.placement.groups:
         _require_end_of_step(plan, group.name)
+
+
+def _ends_step(codes: Codes) -> NDArray[np.bool_]:
+    return np.isin(unpack(codes).kind, [int(kind) for kind in END_OF_STEP])
+
+
+def _require_once(plan: Plan, needed: Codes) -> None:
+    """Nothing twice, nothing missing."""
+    every = np.concatenate([pack([]), *(queue.codes for queue in plan.queues.values())])
+    every = every[~_ends_step(every)]
+    codes, first, times = np.unique(every, return_index=True, return_counts=True)
+    twice = np.flatnonzero(times > 1)
+    if len(twice):
+        raise _fault(plan, *_where(plan, int(codes[twice[first[twice].argmin()]]), 1), "once")
+    if len(codes) == len(needed) * (plan.num_microbatches // plan.directions):
+        return
+    columns = unpack(needed)
+    in_order = needed[np.lexsort((columns.pass_, columns.layer))]
+    later = np.arange(0, plan.num_microbatches, plan.directions)
+    wanted = at_microbatch(in_order[:, None], later).ravel()
+    raise _missing(plan, [view(int(code)) for code in wanted[~np.isin(wanted, codes)]])
 
 
 def _home(plan: Plan, action: Action) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import TRANSFERS, Action, Kind, Pass
+from bench.action import TRANSFERS, Action, Codes, Kind, Pass, unpack
 from bench.assumptions import Assumptions, get_assumptions
 from bench.case import Case
 from bench.edges import ends
@@ -280,8 +280,10 @@ class Costs:
             return replace(self, recompute="none").held_bytes(Held.FORWARD, forward) - self.held_bytes(
                 Held.FORWARD, forward
             )
-        for part, amount in self._parts(action):
-            for i in range(len(total)):
+        parts = self._parts(action)
+        same = (rows is None or np.ptp(rows) == 0) and all(np.ptp(amount) == 0 for _, amount in parts)
+        for part, amount in parts:
+            for i in range(1 if same else len(total)):
                 kept = retained_bytes(
                     self.case.model,
                     part,
@@ -293,6 +295,8 @@ class Costs:
                     recompute="none" if self.recompute == "none" else "full",
                 )
                 total[i] += kept.after_forward if held is Held.FORWARD else kept.after_backward
+        if same:
+            total = np.full(len(total), total[0])
         if action.kind is Kind.ATTENTION and held is Held.BACKWARD:
             # The gathered gradient of the output stays for the weight gradients.
             others = self.case.layout.tp - 1
@@ -385,6 +389,20 @@ class Costs:
     def actions_of(self, likeness: Likeness) -> list[Action]:
         """One action of each kind and pass of a layer of that likeness, chunk 0."""
         return actions_of(self.case.model, self.placement, likeness, self.recompute)
+
+    def alike(self, codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of actions of the first micro-batch in each direction: places of those that cost differently, and for every
+        action the number of its like among these. Chunks of a micro-batch cost the same.
+        """
+        columns = unpack(codes)
+        # A hop carries what the layer before made; embedding, head and the first hop are of no layer.
+        outer = np.isin(columns.kind, (Kind.EMBED, Kind.HEAD))
+        layer = np.where(outer, 0, columns.layer + (columns.kind != Kind.HOP))
+        number = self.tally.of_layer[columns.microbatch, layer]
+        _, first, which = np.unique(
+            (number * len(Kind) + columns.kind) * len(Pass) + columns.pass_, return_index=True, return_inverse=True
+        )
+        return first, which
 
     def of_likeness(self, what: str, likeness: Likeness, make: Callable[[list[Action]], Any]) -> Any:
         """What `make` gives for a likeness's actions, made once for all placements where these cost the same."""

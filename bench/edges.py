@@ -149,9 +149,14 @@ def edges(model: Model, placement: Placement, recompute: str = "none", chunks: i
 
 
 def _one_way(model: Model, placement: Placement, recompute: str, chunks: int) -> Iterator[Edge]:
-    yield from _input_edge(placement, 0, Action(Kind.EMBED), Action(Kind.EMBED, Pass.B))
+    yield from outer_edges(placement)
     for layer in range(model.num_layers):
         yield from layer_edges(model, placement, layer, recompute, chunks)
+
+
+def outer_edges(placement: Placement) -> Iterator[Edge]:
+    """Those of no layer: from the embedding and to it, and of the head's own passes."""
+    yield from _input_edge(placement, 0, Action(Kind.EMBED), Action(Kind.EMBED, Pass.B))
     yield from _own_passes(Kind.HEAD, 0)
 
 

@@ -194,5 +194,5 @@ class Load:
             of_token = self.copies_per_token(layer)
         else:
             of_token = self.routing.assignments(layer, self.num_expert_ranks(layer), shared=self.shares(layer))
-        between = np.tile(self.chunk_tokens * of_token, (self.placement.data_ranks, 1))
+        between = np.broadcast_to(self.chunk_tokens * of_token, (self.placement.data_ranks, len(of_token)))
         return between if (action.kind, action.pass_) in EXPERTS_RECEIVE else between.T

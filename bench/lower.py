@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import COMPUTE, TRANSFERS, Action, Codes, Kind, Pass, templates_of, unpack, view
+from bench.action import COMPUTE, Codes, Kind, Pass, pack_columns, templates_of, unpack, view
 from bench.check import require_complete
-from bench.edges import Edge, Volume, edges, ends
+from bench.edges import Volume
 from bench.errors import BadInput
+from bench.graph import NONE, Graph, ends_of, graph_of, is_transfer
 from bench.models import Model
 from bench.plan import COMPUTE_STREAM, Plan
 from bench.program import Held, Ints, Lifetimes, Op, Program
@@ -34,7 +35,7 @@ def lower(plan: Plan, model: Model) -> Program:
 
     Raises BadInput where an action is missing, stands twice or on the wrong group, showing the queue around the fault.
     """
-    graph = list(edges(model, plan.placement, plan.recompute, plan.chunks))
+    graph = graph_of(model, plan.placement, plan.recompute, plan.chunks)
     require_complete(plan, graph)
     queues = [*_own_queues(plan), *_receive_queues(plan)]
     op = np.concatenate([queue.op for queue in queues])
@@ -45,10 +46,8 @@ def lower(plan: Plan, model: Model) -> Program:
     templates, template = np.unique(templates_of(code, plan.directions), return_inverse=True)
     turn = unpack(code).microbatch // plan.directions
     places = _Places(templates, template.astype(np.int32), op, turn, plan.num_microbatches // plan.directions)
-    waits = [*_edge_waits(plan, graph, places), *_sync_waits(plan, queues)]
-    dep_ptr, deps = _csr(waits, len(op))
+    dep_ptr, deps = _csr([*_edge_waits(graph, places), *_sync_waits(plan, queues)], len(op))
     peer, partner = _partners(plan, places, len(op))
-    volume_of = {edge.via: edge.volume for edge in graph if edge.via is not None}
     return Program(
         plan=plan,
         model=model,
@@ -59,7 +58,7 @@ def lower(plan: Plan, model: Model) -> Program:
         partner=partner,
         template=template.astype(np.int32),
         templates=templates,
-        volumes=tuple(volume_of.get(view(int(t)), Volume(())) for t in templates),
+        volumes=_volumes(graph, places),
         queues=tuple((queue.group, queue.stream) for queue in queues),
         queue_ptr=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
         dep_ptr=dep_ptr,
@@ -77,25 +76,21 @@ def parse_program(text: str) -> Program:
 
 
 class _Transfers(NamedTuple):
-    """The transfers of one queue: their places, and for each template among them its two ends."""
+    """The transfers of one queue: their places, and the groups that each leaves and reaches, by index."""
 
     places: NDArray[np.int64]
-    which: NDArray[np.int64]
-    actions: tuple[Action, ...]
-    ends: tuple[tuple[str, str], ...]
+    codes: Codes
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
 
     @classmethod
     def of(cls, plan: Plan, codes: Codes) -> "_Transfers":
-        columns = unpack(codes)
-        places = np.flatnonzero(np.isin(columns.kind, [int(kind) for kind in TRANSFERS]))
-        bases, which = np.unique(templates_of(codes[places], plan.directions), return_inverse=True)
-        actions = tuple(view(int(code)) for code in bases)
-        return cls(places, which, actions, tuple(ends(plan.placement, action) for action in actions))
+        places = np.flatnonzero(is_transfer(codes))
+        return cls(places, codes[places], *ends_of(plan.placement, codes[places]))
 
-    def blocking(self, stream: str) -> NDArray[np.int64]:
-        """Places of transfers inside their own group that the queue has to wait for."""
-        inside = np.array([source == target for source, target in self.ends], dtype=bool)
-        return self.places[inside[self.which]] if stream == COMPUTE_STREAM and len(inside) else self.places[:0]
+    def blocks(self, stream: str) -> NDArray[np.bool_]:
+        """Which are transfers inside their own group that the queue has to wait for."""
+        return (self.source == self.target) & (stream == COMPUTE_STREAM)
 
 
 def _own_queues(plan: Plan) -> list[_Queue]:
@@ -103,12 +98,13 @@ def _own_queues(plan: Plan) -> list[_Queue]:
     for (group, stream), column in plan.queues.items():
         codes = column.codes
         kinds = unpack(codes).kind
+        found = _Transfers.of(plan, codes)
         op = np.full(len(codes), Op.COMPUTE, dtype=np.int8)
-        op[np.isin(kinds, [int(kind) for kind in TRANSFERS])] = Op.SEND
+        op[found.places] = Op.SEND
         op[kinds == Kind.SYNC] = Op.SYNC
         op[kinds == Kind.UPDATE] = Op.UPDATE
         # The receiving half of a blocking exchange follows its sending half.
-        after = _Transfers.of(plan, codes).blocking(stream) + 1
+        after = found.places[found.blocks(stream)] + 1
         queues.append(_Queue(group, stream, np.insert(op, after, Op.RECV), np.insert(codes, after, codes[after - 1])))
     return queues
 
@@ -116,26 +112,24 @@ def _own_queues(plan: Plan) -> list[_Queue]:
 def _receive_queues(plan: Plan) -> list[_Queue]:
     channels: dict[tuple[str, str], Codes] = {}
     senders: dict[tuple[str, str], str] = {}
+    names = [group.name for group in plan.placement.groups]
     for (group, stream), column in plan.queues.items():
         found = _Transfers.of(plan, column.codes)
-        blocking = np.isin(found.places, found.blocking(stream))
-        keys = [
-            (target, f"recv/{action.word}:{action.pass_.name}/{group}")
-            for action, (_, target) in zip(found.actions, found.ends, strict=True)
-        ]
-        for key in dict.fromkeys(keys):
-            mine = np.array([k == key for k in keys])[found.which] & ~blocking
-            places = found.places[mine]
-            if not len(places):
+        beside = ~found.blocks(stream)
+        columns = unpack(found.codes)
+        # A channel: receiving group, kind, pass. In the order of the first transfer of each.
+        channel = (found.target * len(Kind) + columns.kind) * len(Pass) + columns.pass_
+        _, first, which = np.unique(channel, return_index=True, return_inverse=True)
+        for number in np.argsort(first):
+            mine = found.codes[beside & (which == number)]
+            if not len(mine):
                 continue
+            action = view(int(mine[0]))
+            key = (names[found.target[first[number]]], f"recv/{action.word}:{action.pass_.name}/{group}")
             if senders.setdefault(key, stream) != stream:
-                first = view(int(column.codes[places[0]]))
-                raise BadInput(
-                    f"queue {group} {stream}",
-                    str(first),
-                    f"in {senders[key]}, with its channel's other sends",
-                )
-            channels[key] = column.codes[places]
+                allowed = f"in {senders[key]}, with its channel's other sends"
+                raise BadInput(f"queue {group} {stream}", str(action), allowed)
+            channels[key] = mine
     return [
         _Queue(group, stream, np.full(len(codes), Op.RECV, dtype=np.int8), codes)
         for (group, stream), codes in channels.items()
@@ -147,7 +141,7 @@ class _Places:
     own end and receiving end apart."""
 
     def __init__(self, templates: Codes, template: Ints, op: NDArray[np.int8], turn: Codes, num_turns: int) -> None:
-        self.templates = {int(code): t for t, code in enumerate(templates)}
+        self.templates = templates
         shape = (len(templates), num_turns)
         self.own = np.full(shape, -1, dtype=np.int32)
         self.received = np.full(shape, -1, dtype=np.int32)
@@ -156,38 +150,49 @@ class _Places:
         self.own[template[~arrives], turn[~arrives]] = numbers[~arrives]
         self.received[template[arrives], turn[arrives]] = numbers[arrives]
 
-        self.rows = {view(code): row for code, row in self.templates.items()}
+    def rows(self, actions: Codes) -> NDArray[np.int64]:
+        """Of each action, its number among the templates."""
+        return np.searchsorted(self.templates, actions)
 
-    def _row(self, action: Action) -> int:
-        return self.rows[action]
+    def of(self, actions: Codes) -> Ints:
+        """[actions x turns]: operation number of the action, or of a transfer's sending end."""
+        return self.own[self.rows(actions)].ravel()
 
-    def of(self, action: Action) -> Ints:
-        """Operation number for each turn: of the action, or of a transfer's sending end."""
-        return self.own[self._row(action)]
-
-    def arrival(self, action: Action) -> Ints:
-        return self.received[self._row(action)]
+    def arrival(self, actions: Codes) -> Ints:
+        return self.received[self.rows(actions)].ravel()
 
 
-def _edge_waits(plan: Plan, graph: list[Edge], places: _Places) -> list[tuple[Ints, Ints]]:
+def _edge_waits(graph: Graph, places: _Places) -> list[tuple[Ints, Ints]]:
     """Pairs of columns (operation, the operation of its group that it waits for)."""
-    waits = []
-    for edge in graph:
-        if edge.via is None:
-            waits.append((places.of(edge.dst), places.of(edge.src)))
-            continue
-        waits.append((places.of(edge.via), places.of(edge.src)))
-        waits.append((places.of(edge.dst), places.arrival(edge.via)))
-        if edge.via.pass_ is Pass.R:
-            # Rows that come once more are laid out by the counts of the first time.
-            waits.append((places.arrival(edge.via), places.arrival(edge.via._replace(pass_=Pass.F))))
-        if edge.via.kind is Kind.COMBINE and edge.via.pass_ is Pass.F:
-            # Expert outputs can only be laid out once the row map is there; it comes with the residual.
-            residual = edge.via._replace(kind=Kind.RESIDUAL, chunk=0)
-            source, target = ends(plan.placement, residual)
-            if source != target:
-                waits.append((places.arrival(edge.via), places.arrival(residual)))
+    moves = graph.via != NONE
+    src, dst, via = graph.src[moves], graph.dst[moves], graph.via[moves]
+    waits = [
+        (places.of(graph.dst[~moves]), places.of(graph.src[~moves])),
+        (places.of(via), places.of(src)),
+        (places.of(dst), places.arrival(via)),
+    ]
+    columns = unpack(via)
+    # Rows that come once more are laid out by the counts of the first time.
+    again = via[columns.pass_ == Pass.R]
+    waits.append((places.arrival(again), places.arrival(_of_pass(again, Pass.F))))
+    # Expert outputs can only be laid out once the row map is there; it comes with the residual.
+    outputs = via[(columns.kind == Kind.COMBINE) & (columns.pass_ == Pass.F)]
+    row_maps = _row_maps(outputs)
+    beside = np.isin(row_maps, via)
+    waits.append((places.arrival(outputs[beside]), places.arrival(row_maps[beside])))
     return waits
+
+
+def _of_pass(codes: Codes, pass_: Pass) -> Codes:
+    columns = unpack(codes)
+    return pack_columns(columns.kind, np.full_like(codes, pass_), columns.layer, columns.microbatch, columns.chunk)
+
+
+def _row_maps(outputs: Codes) -> Codes:
+    """The residuals that come beside expert outputs."""
+    columns = unpack(outputs)
+    kind, chunk = np.full_like(outputs, Kind.RESIDUAL), np.zeros_like(outputs)
+    return pack_columns(kind, columns.pass_, columns.layer, columns.microbatch, chunk)
 
 
 def _sync_waits(plan: Plan, queues: list[_Queue]) -> list[tuple[Ints, Ints]]:
@@ -224,28 +229,32 @@ def _csr(waits: list[tuple[Ints, Ints]], num_ops: int) -> tuple[Ints, Ints]:
 def _partners(plan: Plan, places: _Places, num_ops: int) -> tuple[NDArray[np.int16], Ints]:
     peer = np.full(num_ops, -1, dtype=np.int16)
     partner = np.full(num_ops, -1, dtype=np.int32)
-    index = plan.placement.index
-    for code, row in places.templates.items():
-        action = view(code)
-        if action.kind in TRANSFERS:
-            source, target = ends(plan.placement, action)
-            sends, arrivals = places.own[row], places.received[row]
-            peer[sends], peer[arrivals] = index[target], index[source]
-            partner[sends], partner[arrivals] = arrivals, sends
+    moved = places.templates[is_transfer(places.templates)]
+    source, target = (np.repeat(ends, places.own.shape[1]) for ends in ends_of(plan.placement, moved))
+    sends, arrivals = places.of(moved), places.arrival(moved)
+    peer[sends], peer[arrivals] = target, source
+    partner[sends], partner[arrivals] = arrivals, sends
     return peer, partner
 
 
-def _lifetimes(graph: list[Edge], places: _Places) -> Lifetimes:
-    columns: list[tuple[Held, Ints, Ints]] = []
-    for edge in graph:
-        if edge.via is None:
-            same = edge.src.kind is edge.dst.kind and edge.src.layer == edge.dst.layer
-            held = KEPT.get((edge.src.pass_, edge.dst.pass_)) if same else None
-            if held is not None:
-                columns.append((held, places.of(edge.src), places.of(edge.dst)))
-        else:
-            columns.append((Held.SENT, places.of(edge.src), places.of(edge.via)))
-            columns.append((Held.RECEIVED, places.arrival(edge.via), places.of(edge.dst)))
+def _volumes(graph: Graph, places: _Places) -> tuple[Volume, ...]:
+    """Of every template; nothing for what is no transfer."""
+    number = np.full(len(places.templates), len(graph.volumes))
+    moves = graph.via != NONE
+    number[places.rows(graph.via[moves])] = graph.volume[moves]
+    known = (*graph.volumes, Volume(()))
+    return tuple(known[n] for n in number)
+
+
+def _lifetimes(graph: Graph, places: _Places) -> Lifetimes:
+    moves = graph.via != NONE
+    src, dst, via = graph.src[moves], graph.dst[moves], graph.via[moves]
+    columns = [(Held.SENT, places.of(src), places.of(via)), (Held.RECEIVED, places.arrival(via), places.of(dst))]
+    first, last = unpack(graph.src), unpack(graph.dst)
+    same = ~moves & (first.kind == last.kind) & (first.layer == last.layer)
+    for (maker, user), held in KEPT.items():
+        mine = same & (first.pass_ == maker) & (last.pass_ == user)
+        columns.append((held, places.of(graph.src[mine]), places.of(graph.dst[mine])))
     return Lifetimes(
         np.concatenate([np.full(len(first), held, dtype=np.int8) for held, first, _ in columns]),
         np.concatenate([first for _, first, _ in columns]),

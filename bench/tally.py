@@ -68,11 +68,12 @@ class Likeness(NamedTuple):
 
 class Tally(NamedTuple):
     """`plays`: for one group of every kind, how often it has a role in a likeness; `like`: the group that stands for
-    each."""
+    each; `of_layer` [directions, 1 + layers]: number of the likeness, first that of the model's ends."""
 
     likenesses: tuple[Likeness, ...]
     plays: dict[str, dict[tuple[int, Role], int]]
     like: dict[str, str]
+    of_layer: NDArray[np.int64]
 
     def sums(self, of: Callable[[Likeness], Mapping[Role, Value]], nothing: Value) -> dict[str, Value]:
         """By group of `plays`: what `of` gives for its roles, added up; `nothing` for a group without any."""
@@ -103,6 +104,7 @@ def tally(model: Model, placement: Placement, per_node: int, layers_alike: bool)
     numbers: dict[Hashable, int] = {}
     likenesses: list[Likeness] = []
     counts: dict[str, dict[tuple[int, Role], int]] = {group.name: {} for group in placement.groups}
+    of_layer = np.zeros((placement.directions, 1 + model.num_layers), dtype=np.int64)
     for direction in range(placement.directions):
         seen = placement.seen_by(direction)
         lies: dict[Hashable, Hashable] = {}
@@ -116,6 +118,7 @@ def tally(model: Model, placement: Placement, per_node: int, layers_alike: bool)
             number = numbers.setdefault(known, len(likenesses))
             if number == len(likenesses):
                 likenesses.append(Likeness(layer, direction, key))
+            of_layer[direction, 0 if layer is None else layer + 1] = number
             for role, name in roles.items():
                 mine = counts[name]
                 mine[number, role] = mine.get((number, role), 0) + 1
@@ -127,7 +130,7 @@ def tally(model: Model, placement: Placement, per_node: int, layers_alike: bool)
         like[group.name] = first.setdefault((group.size, frozenset(mine.items())), group.name)
         if like[group.name] == group.name:
             plays[group.name] = mine
-    return Tally(tuple(likenesses), plays, like)
+    return Tally(tuple(likenesses), plays, like, of_layer)
 
 
 def actions_of(model: Model, placement: Placement, likeness: Likeness, recompute: str) -> list[Action]:

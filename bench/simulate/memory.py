@@ -63,13 +63,14 @@ def _spans(
     # A packed message is described by its transfer, which is where its span ends.
     template = program.template[np.where(held == Held.SENT, last, first)]
     size = sizes[program.group[first]]
-    kinds, kind_of = np.unique(template.astype(np.int64) * (WORKING + 1) + held, return_inverse=True)
+    different, like = costs.alike(program.templates)
+    kinds, kind_of = np.unique(like[template] * (WORKING + 1) + held, return_inverse=True)
     table = np.zeros((len(kinds), int(sizes.max())))
     for row, each in enumerate(kinds.tolist()):
-        code, why = divmod(each, WORKING + 1)
-        action = view(int(program.templates[code]))
+        number, why = divmod(each, WORKING + 1)
+        action = view(int(program.templates[different[number]]))
         amount = costs.working_bytes(action) if why == WORKING else costs.held_bytes(Held(why), action)
         table[row, : min(len(amount), table.shape[1])] = amount[: table.shape[1]]
-    number = np.repeat(np.arange(len(size)), size)
-    place = np.arange(len(number)) - np.repeat(np.cumsum(size) - size, size)
-    return base[first[number]] + place, base[last[number]] + place, table[kind_of[number], place]
+    value = np.repeat(np.arange(len(size)), size)
+    place = np.arange(len(value)) - np.repeat(np.cumsum(size) - size, size)
+    return base[first[value]] + place, base[last[value]] + place, table[kind_of[value], place]

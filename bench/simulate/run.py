@@ -41,8 +41,8 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None) -> Tim
     groups = program.plan.placement.groups
     stands_for = reduce(gcd, (group.size for group in groups)) if fold else 1
     sizes = np.array([group.size // stands_for for group in groups])
-    ops = _ops(program, sizes)
     table = _Table(program, costs, sizes)
+    ops = _ops(program, sizes, table.row_of)
     state = _state(program, ops, sizes)
     done = engine.run(ops, table.durations, state)
     if done != len(ops.task_op):
@@ -70,24 +70,26 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None) -> Tim
 
 
 class _Table:
-    """Costs by row and rank. Rows: the templates, then SYNC and UPDATE of every group."""
+    """Costs by row and rank. Rows: templates that cost differently, then SYNC and UPDATE of every group; `row_of` each
+    template."""
 
     def __init__(self, program: Program, costs: Costs, sizes: NDArray[np.int64]) -> None:
         self.placement = program.plan.placement
-        shape = (len(program.templates) + 2 * len(sizes), int(sizes.max()))
+        different, self.row_of = costs.alike(program.templates)
+        shape = (len(different) + 2 * len(sizes), int(sizes.max()))
         first, second, first_in, second_in, latency, self.flops, self.bytes_out, self.bytes_in = np.zeros((8, *shape))
         self.durations = engine.Durations(first, second, first_in, second_in, latency)
         index = self.placement.index
-        for row, code in enumerate(program.templates):
-            action = view(int(code))
+        for row, template in enumerate(different):
+            action = view(int(program.templates[template]))
             if action.kind in COMPUTE:
                 n = sizes[index[self.placement.home(action.kind, action.layer, action.microbatch)]]
                 first[row, :n] = costs.seconds(action)[:n]
                 self.flops[row, :n] = costs.flops(action)[:n]
-            elif program.volumes[row].terms:
+            elif program.volumes[template].terms:
                 self._transfer(row, action, costs, sizes)
         for g, group in enumerate(self.placement.groups):
-            sync, update = (len(program.templates) + 2 * g + offset for offset in (0, 1))
+            sync, update = (len(different) + 2 * g + offset for offset in (0, 1))
             first[sync], first[update] = costs.sync_s(group.name), costs.update_s(group.name)
             self.bytes_out[sync] = costs.sync_bytes(group.name)
 
@@ -103,7 +105,7 @@ class _Table:
         self.bytes_in[row, :target] = crossing.sum(axis=0)[:target]
 
 
-def _ops(program: Program, sizes: NDArray[np.int64]) -> engine.Ops:
+def _ops(program: Program, sizes: NDArray[np.int64], row_of: NDArray[np.int64]) -> engine.Ops:
     group = program.group.astype(np.int64)
     of_op = sizes[group]
     base = np.concatenate([[0], np.cumsum(of_op)])
@@ -120,9 +122,9 @@ def _ops(program: Program, sizes: NDArray[np.int64]) -> engine.Ops:
     message = np.cumsum(num_messages) - num_messages
     receives = program.op == Op.RECV
     message[receives] = message[program.partner[receives]]
-    row = program.template.astype(np.int64)
+    row = row_of[program.template]
     for offset, op in enumerate((Op.SYNC, Op.UPDATE)):
-        row = np.where(program.op == op, len(program.templates) + 2 * group + offset, row)
+        row = np.where(program.op == op, int(row_of.max()) + 1 + 2 * group + offset, row)
     return engine.Ops(
         op=program.op,
         base=base,
