@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import Kind
+from bench.action import Kind, Pass
 from bench.errors import BadInput
 from paper_figs.style import INK, MUTED, SMALL_PT, width_pt
 
@@ -35,6 +35,8 @@ ACTION_COLOURS: dict[Kind, tuple[str, str, str]] = {
     Kind.SYNC: _STEP_END,
     Kind.UPDATE: _STEP_END,
 }
+# Transfers between their start and their arrival: a tint of their own, paler than what moves.
+_TINT = 0.5
 _LEGEND = (
     (("attention", _ATTENTION), ("experts", _EXPERT), ("embedding, join, head", _ENDS)),
     (
@@ -46,11 +48,15 @@ _LEGEND = (
 )
 
 
+ON_ITS_WAY = 3 * len(Kind)
+
+
 def palette() -> NDArray[np.float64]:
-    """Colour of kind k in pass p at 3 k + p, as red, green, blue, alpha."""
+    """Colour of kind k in pass p at 3 k + p, of a transfer on its way at ON_ITS_WAY + k: red, green, blue, alpha."""
     from matplotlib.colors import to_rgba_array
 
-    return np.concatenate([to_rgba_array(ACTION_COLOURS[kind]) for kind in Kind])
+    busy = np.concatenate([to_rgba_array(ACTION_COLOURS[kind]) for kind in Kind])
+    return np.concatenate([busy, 1 - _TINT * (1 - busy[int(Pass.B) :: 3])])
 
 
 def draw_legend(ax: "Axes") -> None:
@@ -75,8 +81,12 @@ def draw_legend(ax: "Axes") -> None:
                 x += 8
             ax.text(x + 3, y + 3.6, name, fontsize=SMALL_PT, va="center_baseline")
             x += 12 + width_pt(name, SMALL_PT)
+    tints = [palette()[ON_ITS_WAY + int(kind)] for kind in (Kind.DISPATCH, Kind.COMBINE, Kind.RESIDUAL)]
+    for n, tint in enumerate(tints):
+        ax.add_patch(Rectangle((x + 8 * n, y), 8, 7.5, facecolor=tint, edgecolor="white", linewidth=0.35))
+    ax.text(x + 8 * len(tints) + 3, y + 3.6, "on its way (latency, waiting)", fontsize=SMALL_PT, va="center_baseline")
     note = (
         "F forward, B input gradient, W weight gradient; numbers: micro-batches; thin lanes: sent, received; "
-        "pale: idle; stacks: shares of time"
+        "grey: idle; stacks: shares of time"
     )
     ax.text(0, high - 29.0, note, fontsize=SMALL_PT, color=MUTED, va="center_baseline")

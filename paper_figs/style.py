@@ -25,11 +25,11 @@ SYSTEM_COLOURS = {
     "comet": "#009e73",
     "megatron": "#0072b2",
     "megatron-overlap": "#56b4e9",
-    "dualpipe": "#0072b2",
+    "dualpipe": "#e69f00",
     "dualpipe-v": "#cc79a7",
     "disagmoe": "#d55e00",
 }
-_OTHER_COLOURS = ("#e69f00", "#8c6bb1", "#7f4f24", "#4d9221", "#c51b7d")
+_OTHER_COLOURS = ("#8c6bb1", "#7f4f24", "#4d9221", "#c51b7d")
 _MARKERS = {
     "reference": "o",
     "ep": "s",
@@ -37,7 +37,7 @@ _MARKERS = {
     "comet": "P",
     "megatron": "p",
     "megatron-overlap": "D",
-    "dualpipe": "p",
+    "dualpipe": "h",
     "dualpipe-v": "X",
     "disagmoe": "^",
 }

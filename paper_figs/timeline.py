@@ -1,6 +1,7 @@
 """Timelines side by side: what each group computes and sends, on one time scale.
 
-A row is one rank: its compute queue above, and below it two thin lanes, what it sends and what it receives.
+A row is one rank: its compute queue above, and below it two thin lanes, what it sends and what it receives. A transfer
+is drawn dark while it takes a port, and pale from when its first sender begins until then: latency, and waiting.
 """
 
 from bisect import bisect_right
@@ -17,7 +18,7 @@ from bench.placement import Placement
 from bench.plan import COMPUTE_STREAM
 from bench.program import Op
 from bench.timeline import Timeline
-from paper_figs.action_colours import NUMBER_PT, draw_legend, palette
+from paper_figs.action_colours import NUMBER_PT, ON_ITS_WAY, draw_legend, palette
 from paper_figs.occupancy import stacked
 from paper_figs.style import (
     BODY_PT,
@@ -42,8 +43,8 @@ Rows = Literal["groups", "ranks"]
 Floats = NDArray[np.float64]
 
 # Lanes of a row, in row heights from its top: compute, sent, received.
-_LANES = ((0.0, 0.52), (0.56, 0.69), (0.72, 0.85))
-ROW_IN = 0.29
+_LANES = ((0.0, 0.5), (0.55, 0.71), (0.75, 0.91))
+ROW_IN = 0.34
 TITLE_IN, AXIS_IN, LEGEND_IN, LEFT_IN, RIGHT_IN = 0.26, 0.36, 0.50, 0.46, 0.14
 _MAX_VECTOR_BOXES = 6000
 _NARROW_PT = 0.72  # two pixels of the PNG; where half of the boxes are narrower, shares of time are drawn
@@ -113,31 +114,67 @@ class _Boxes:
     kind: NDArray[np.int64]
     pass_: NDArray[np.int64]
     microbatch: NDArray[np.int64]
+    on_its_way: NDArray[np.bool_]
 
     @property
     def colour(self) -> NDArray[np.int64]:
         """Place in the palette."""
-        return 3 * self.kind + self.pass_
+        return np.where(self.on_its_way, ON_ITS_WAY + self.kind, 3 * self.kind + self.pass_)
 
 
-def _boxes(timeline: Timeline, ranks: Sequence[int], window_s: tuple[float, float]) -> _Boxes:
-    """The operations of `ranks` that touch the window, cut to it; those without duration are left out."""
+def _boxes(timeline: Timeline, ranks: Sequence[int], window_s: tuple[float, float], num_ranks: int) -> _Boxes:
+    """What `ranks` do in the window, cut to it, behind it what is on its way to them; nothing without duration.
+
+    num_ranks: of a replica.
+    """
     begin, end = window_s
-    seen = np.isin(timeline.rank, ranks) & (timeline.start_s < end) & (timeline.end_s > begin)
-    seen &= timeline.end_s > timeline.start_s
+    mine = np.flatnonzero(np.isin(timeline.rank, ranks))
+    sent_s = _sent_s(timeline, mine, num_ranks)
     number = np.zeros(int(timeline.rank.max()) + 1, dtype=np.int64)
     number[list(ranks)] = np.arange(len(ranks))
-    lanes = [0 if s == COMPUTE_STREAM else 2 if s.startswith("recv/") else 1 for _, s in timeline.queues]
-    columns = unpack(timeline.code[seen])
+    lanes = np.array([0 if s == COMPUTE_STREAM else 2 if s.startswith("recv/") else 1 for _, s in timeline.queues])
+    of = np.concatenate([mine, mine])
+    start_s = np.concatenate([sent_s, timeline.start_s[mine]])
+    end_s = np.concatenate([timeline.start_s[mine], timeline.end_s[mine]])
+    on_its_way = np.arange(len(of)) < len(mine)
+    seen = (start_s < end) & (end_s > begin) & (end_s > start_s)
+    columns = unpack(timeline.code[of[seen]])
     return _Boxes(
-        row=number[timeline.rank[seen]],
-        lane=np.array(lanes, dtype=np.int64)[timeline.queue[seen]],
-        start_s=np.maximum(timeline.start_s[seen], begin),
-        end_s=np.minimum(timeline.end_s[seen], end),
+        row=number[timeline.rank[of[seen]]],
+        lane=lanes.astype(np.int64)[timeline.queue[of[seen]]],
+        start_s=np.maximum(start_s[seen], begin),
+        end_s=np.minimum(end_s[seen], end),
         kind=columns.kind,
         pass_=columns.pass_,
         microbatch=columns.microbatch,
+        on_its_way=on_its_way[seen],
     )
+
+
+def _sent_s(timeline: Timeline, rows: NDArray[np.int64], num_ranks: int) -> Floats:
+    """When what each row receives was first sent; its own start where it receives nothing.
+
+    A receive in the queue that sent is the second half of an exchange, whose first half is drawn up to its end.
+    """
+    sent_s = timeline.start_s[rows].copy()
+    sends = np.flatnonzero(timeline.op == Op.SEND)
+    receives = timeline.op[rows] == Op.RECV
+    if not len(sends) or not receives.any():
+        return sent_s
+    codes, code = np.unique(timeline.code, return_inverse=True)
+    replica = timeline.rank // num_ranks
+    key = code.astype(np.int64) * (int(replica.max()) + 1) + replica
+    first_s = np.full(len(codes) * (int(replica.max()) + 1), np.inf)
+    np.minimum.at(first_s, key[sends], timeline.start_s[sends])
+    began_s = first_s[key[rows]]
+    # Of one rank's queue.
+    own = (code.astype(np.int64) * (int(timeline.rank.max()) + 1) + timeline.rank) * len(timeline.queues)
+    own += timeline.queue
+    order = sends[np.argsort(own[sends], kind="stable")]
+    place = np.minimum(np.searchsorted(own[order], own[rows]), len(order) - 1)
+    halves = own[order[place]] == own[rows]
+    began_s[halves] = timeline.end_s[order[place[halves]]]
+    return np.where(receives, np.minimum(began_s, sent_s), sent_s)
 
 
 def draw_panel(
@@ -157,7 +194,7 @@ def draw_panel(
     unit, scale = time_unit(end - begin)
     ax.set_xlim(begin * scale, end * scale)
     ax.set_ylim(len(ranks), 0)
-    _fill(ax, _boxes(timeline, ranks, (begin, end)), len(ranks), scale)
+    _fill(ax, _boxes(timeline, ranks, (begin, end), placement.size), len(ranks), scale)
     ax.set_yticks(
         [row + sum(_LANES[0]) / 2 for row in range(len(ranks))],
         [_name(rank, placement, timeline.stands_for) for rank in ranks],
@@ -171,22 +208,30 @@ def draw_panel(
 
 
 def _head(ax: "Axes", timeline: Timeline, title: str) -> None:
-    """The line above a panel: title and step time on the left, source on the right."""
+    """The line above a panel: name, step time and the title's second line on the left, source on the right."""
     unit, scale = time_unit(timeline.step_time_s)
     step = f"step {timeline.step_time_s * scale:.4g} {unit}"
     error = f", clocks within {timeline.clock_error_s * 1e6:.3g} µs" if timeline.clock_error_s else ""
     room = axes_width_pt(ax) - width_pt(step, BODY_PT) - width_pt(timeline.source + error, SMALL_PT) - 20
-    size = BODY_PT + 1
-    if width_pt(title, size, "bold") > room:
-        size = SMALL_PT
-    if width_pt(title, size, "bold") > room:
-        fits = bisect_right(range(len(title)), room, key=lambda n: width_pt(title[:n] + "…", size, "bold"))
-        title = title[: max(fits - 1, 0)].rstrip() + "…"
-    text = ax.annotate(
-        title, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=size, weight="bold", va="bottom"
-    )
-    ax.annotate(step, (1, 0), (5, 0), text, "offset points", color=MUTED, va="bottom")
+    name, _, details = title.partition("\n")
+    size = BODY_PT + 1 if width_pt(name, BODY_PT + 1, "bold") <= room else SMALL_PT
+    name = _fitting(name, room, size, "bold")
+    where = ("axes fraction", "offset points")
+    text = ax.annotate(name, (0, 1), (0, 3), *where, fontsize=size, weight="bold", va="bottom")
+    text = ax.annotate(step, (1, 0), (5, 0), text, "offset points", color=MUTED, va="bottom")
+    room -= width_pt(name, size, "bold") + 8
+    if details:
+        shown = _fitting(details, room, SMALL_PT)
+        ax.annotate(shown, (1, 0), (6, 0), text, "offset points", fontsize=SMALL_PT, color=MUTED, va="bottom")
     stamp(ax, timeline.source + error)
+
+
+def _fitting(text: str, room_pt: float, size_pt: float, weight: str = "normal") -> str:
+    """The text, or its beginning that fits."""
+    if width_pt(text, size_pt, weight) <= room_pt:
+        return text
+    fits = bisect_right(range(len(text)), room_pt, key=lambda n: width_pt(text[:n] + "…", size_pt, weight))
+    return text[: max(fits - 1, 0)].rstrip() + "…"
 
 
 def _fill(ax: "Axes", boxes: _Boxes, num_rows: int, scale: float) -> None:

@@ -14,9 +14,11 @@ from timelines import PLACEMENT, TWO_STAGES, hops, one_layer, repeated, timeline
 
 from bench.action import Kind
 from bench.errors import BadInput
+from bench.placement import Group, Placement
+from bench.program import Op
 from paper_figs import fig7, train_demo
 from paper_figs import timeline as drawing
-from paper_figs.action_colours import ACTION_COLOURS
+from paper_figs.action_colours import ACTION_COLOURS, ON_ITS_WAY, palette
 from paper_figs.occupancy import shares, stacked
 from paper_figs.style import SYSTEM_COLOURS, save, system_colours, system_order
 
@@ -284,9 +286,51 @@ def test_a_timeline_shows_every_group_at_its_times() -> None:
     # Sent and received stand in lanes below the computation, apart from each other.
     dispatches = sorted((box for box in drawn if box[4] == rgba(Kind.DISPATCH)), key=lambda box: box[2])
     sent, received = dispatches[:2], dispatches[2:]
-    assert all(0.5 < box[2] < box[3] < 0.7 for box in sent)
+    assert all(0.5 < box[2] < box[3] < 0.72 for box in sent)
     assert all(1.7 < box[2] < box[3] < 2 for box in received)
     assert "(ms)" in ax.get_xlabel()
+
+
+def tint(kind: Kind) -> tuple[float, ...]:
+    return tuple(palette()[ON_ITS_WAY + int(kind)].tolist())
+
+
+def test_an_exchange_bound_by_latency_is_drawn_from_its_sender_on() -> None:
+    """Bytes take microseconds, latency milliseconds: on its way from the first sender's start until it takes a port."""
+    rows = [
+        (0, "A0", "compute", Op.COMPUTE, "attn:F0.0", 0.0, 1e-3),
+        (0, "A0", "send", Op.SEND, "dispatch:F0.0", 1e-3, 1.001e-3),
+        (1, "A0", "send", Op.SEND, "dispatch:F0.0", 2e-3, 2.001e-3),
+        (2, "F0", "recv/dispatch:F/A0", Op.RECV, "dispatch:F0.0", 5e-3, 5.001e-3),
+        (2, "F0", "compute", Op.COMPUTE, "expert:F0.0", 5.001e-3, 6e-3),
+    ]
+    drawn = boxes(drawing.draw([("late", timeline(rows), PLACEMENT)]).axes[0])
+    (way,) = (box for box in drawn if box[4] == pytest.approx(tint(Kind.DISPATCH)))
+    assert way[:2] == pytest.approx((1, 5))
+    assert 1.7 < way[2] < way[3] < 2
+
+
+def test_a_serial_exchange_is_drawn_where_it_blocks_the_computation() -> None:
+    rows = [
+        (0, "S0", "compute", Op.COMPUTE, "attn:F0.0", 0.0, 1e-3),
+        (0, "S0", "compute", Op.SEND, "dispatch:F0.0", 1e-3, 1.5e-3),
+        (0, "S0", "compute", Op.RECV, "dispatch:F0.0", 3e-3, 3.5e-3),
+        (0, "S0", "compute", Op.COMPUTE, "expert:F0.0", 3.5e-3, 4e-3),
+    ]
+    one = Placement((Group("S0", 0, 1),), "S0", "S0", ("S0",), ("S0",), ("S0",))
+    drawn = boxes(drawing.draw([("serial", timeline(rows), one)]).axes[0])
+    (way,) = (box for box in drawn if box[4] == pytest.approx(tint(Kind.DISPATCH)))
+    assert way[:2] == pytest.approx((1.5, 3)) and way[3] == pytest.approx(0.5)
+    lane = sorted(box[:2] for box in drawn if box[3] == pytest.approx(0.5))
+    assert [end for _, end in lane[:-1]] == pytest.approx([begin for begin, _ in lane[1:]])  # no gap is left
+
+
+def test_what_follows_a_title_in_its_second_line_stands_behind_the_step() -> None:
+    figure = drawing.draw([("disagmoe\n" + "groups=2 " * 60, one_layer(), PLACEMENT)])
+    shown = texts(figure)
+    assert "disagmoe" in shown and "step 4.5 ms" in shown
+    (details,) = (text for text in shown if text.startswith("groups=2"))
+    assert details.endswith("…")
 
 
 def test_every_rank_on_request_and_numbers_in_boxes() -> None:
@@ -387,7 +431,7 @@ def test_narrow_operations_are_drawn_as_shares_of_time() -> None:
     corners = np.array([path.vertices for path in found.get_paths()])
     heights = np.ptp(corners[:, :, 1], axis=1)
     # Four fifths of the time are spent in attention.
-    assert heights.mean() == pytest.approx(0.8 * 0.52, rel=0.01)
+    assert heights.mean() == pytest.approx(0.8 * 0.5, rel=0.01)
     assert corners[:, :, 0].min() == pytest.approx(ax.get_xlim()[0])
 
 

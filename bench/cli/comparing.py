@@ -150,7 +150,7 @@ def _simulated(
             specs, costs, budget=budget, progress=lambda label, done, total: advance(done, total, label)
         )
     panels = [
-        (f"{entry.label}  {entry.best.case.layout}", entry.best.timeline, entry.best.program.plan.placement)
+        (f"{entry.label}\n{entry.best.case.layout}", entry.best.timeline, entry.best.program.plan.placement)
         for entry in entries
         if entry.best is not None
     ]
@@ -179,7 +179,7 @@ def _ran(cases: "list[Case]", steps: int, device: str, out: Path, files: list[Pa
             run(cases, steps=steps, device=device, progress=lambda label, done, total: advance(done, total, label))
         )
     panels = [
-        (f"{one.label}  {one.trial.layout}", one.timeline, one.placement) for one in ran if one.timeline is not None
+        (f"{one.label}\n{one.trial.layout}", one.timeline, one.placement) for one in ran if one.timeline is not None
     ]
     files += _drawn(panels, out, "compare-measured")
     return ran
