@@ -92,7 +92,7 @@ def _is_rank(process: psutil.Process, rank: int) -> bool:
 
 
 def test_a_preempted_run_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(8), cases=1).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(10), cases=1).begin()
     sweep.wait_for("case-start")
     cluster.command("sbatch", "-p", "high", "-N", "4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 5")
     sweep.end()
@@ -137,7 +137,7 @@ def test_what_slurm_refuses_for_good_is_said_and_can_be_run_later(cluster: Clust
 
 
 def test_a_controller_may_stop_and_start(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(12), cases=2).begin()
     sweep.wait_for("case-start")
     standing = json.loads(sweep.ask("status", "--json"))
     assert (standing["total"], standing["trouble"], len(standing["running"])) == (2, "", standing["counts"]["running"])
