@@ -8,10 +8,11 @@ in the cell.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 from bench.case import CaseSpec, Workload
-from bench.clusters import get_cluster
+from bench.clusters import CLUSTERS, Cluster, get_cluster
 from bench.evaluate import CostModel
 from bench.models import get_model
 from bench.results import frame
@@ -32,6 +33,8 @@ GLOBAL_BATCH_TOKENS = 1 << 22
 QUICK_MODELS, QUICK_SEQ_LENS = MODELS[:1], SEQ_LENS[:2]
 QUICK_BUDGET = 2
 
+RUN_RANKS, RUN_SEQ_LENS, RUN_BATCH_TOKENS = 2, (16, 32), 1 << 9
+
 Cells = dict[tuple[str, int], dict[str, Trial]]
 """Trials by system, by model and sequence length."""
 
@@ -44,6 +47,17 @@ def specs(quick: bool = False) -> list[CaseSpec]:
         for seq_len in (QUICK_SEQ_LENS if quick else SEQ_LENS)
         for system in SYSTEMS
     ]
+
+
+def quick_runs() -> list[CaseSpec]:
+    """What runs anywhere: every system with a tiny model on a few processes of the CPU, at two lengths."""
+    fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": RUN_RANKS, "nics_per_node": RUN_RANKS}
+    cluster = Cluster.from_fields({**fields, "name": f"cpu{RUN_RANKS}"})
+    found = []
+    for seq_len, system in product(RUN_SEQ_LENS, SYSTEMS):
+        work = Workload(seq_len=seq_len, global_batch_tokens=RUN_BATCH_TOKENS, dtype="fp32", routing="balanced")
+        found.append(CaseSpec(model=get_model("tiny"), cluster=cluster, workload=work, system=system))
+    return found
 
 
 def spec_of(model: str, seq_len: int, system: str) -> CaseSpec:
@@ -131,7 +145,15 @@ def _throughput(trials: Sequence[Trial]) -> Table:
     for (model, seq_len), cell in cells.items():
         found = [(cell[system], rate(cell[system])) for system in shown if system in cell]
         rows.append([model, seq_len, *(said(trial) if value is None else f"{value:,.0f}" for trial, value in found)])
-    title = f"simulated tokens/s/GPU on {CLUSTER}, global batch {GLOBAL_BATCH_TOKENS:,} tokens"
+    source, cluster, batch = (
+        " and ".join(sorted({str(of(trial)) for trial in trials}))
+        for of in (
+            lambda trial: trial.source,
+            lambda trial: trial.case.cluster.name,
+            lambda trial: f"{trial.case.workload.global_batch_tokens:,}",
+        )
+    )
+    title = f"{source} tokens/s/GPU on {cluster}, global batch {batch} tokens"
     return Table(title, ["model", "tokens", *shown], rows)
 
 

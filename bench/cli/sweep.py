@@ -9,6 +9,7 @@ from bench.cli import options, sweeping
 from bench.cli.sweeping import failure_fields, show_failures
 
 if TYPE_CHECKING:
+    from bench.case import CaseSpec
     from bench.trial import Trial
     from experiments.launch.outcome import Event, Outcome
     from experiments.launch.site import Site
@@ -109,7 +110,8 @@ def sweep(
         return
     outcome = _run(plan, ledger, retry_failed, json)
     if out is not None and not outcome.open:
-        _draw(experiment, plan, outcome, out, json)
+        stem = "-".join([experiment, *(["run"] if backend == "run" else []), *(["quick"] if quick else [])])
+        _draw(experiment, plan, outcome, out, stem, json)
     if outcome.failed or outcome.open:
         raise typer.Exit(1)
 
@@ -161,29 +163,47 @@ def _plan(
 ) -> "Plan":
     """What is to be run, checked."""
     from experiments.launch import choose, layouts, preview
-    from experiments.launch.pack import require_here
+    from experiments.launch.pack import require_here, require_machine
     from experiments.launch.slurm_state import cluster_facts
     from experiments.launch.sweeps import name_of
     from experiments.launch.watch import Plan
 
     facts = cluster_facts() if site.executor == "slurm" else None
     left_out: list[Trial] = []
-    specs = choose.only(choose.specs_of(experiment, quick), only)
+    specs = choose.only(choose.specs_of(experiment, quick, settings.backend), only)
     if settings.backend == "run":
         from bench.cli.output import working
 
+        require_machine(specs, site, _smaller(experiment, quick))
         with working("layouts") as advance:
-            cases, left_out = layouts.with_layouts(specs, ledger, advance)
-        for trial in left_out:
-            where = f"{trial.case.system} {trial.case.model.name} {trial.case.cluster.name}"
-            typer.echo(f"moebench: left out: {where}: {trial.message}", err=True)
-        specs = list(cases)
+            chosen = layouts.with_layouts(specs, ledger, advance)
+        left_out = chosen.no_layout
+        _say_left_out([*chosen.refused, *((trial.case, trial.message) for trial in left_out)])
+        specs = list(chosen.cases)
     tasks = choose.tasks_of(specs, settings, repeats)
     require_here(tasks, site)
     if facts is not None:
         preview.require_possible(tasks, site, facts, pack)
     name = name_of(experiment, settings.backend, words)
     return Plan(name, name.split("-")[0], tasks, site, pack, facts, left_out)
+
+
+def _smaller(experiment: str, quick: bool) -> str:
+    from experiments.launch.choose import module_of
+
+    has_one = not quick and hasattr(module_of(experiment), "quick_runs")
+    return "; --quick trains small cases on processes of the CPU" if has_one else ""
+
+
+def _say_left_out(specs: "list[tuple[CaseSpec, str]]") -> None:
+    """A line for each reason."""
+    by_reason: dict[tuple[str, str, str], int] = {}
+    for spec, why in specs:
+        place = (f"{spec.system} {spec.model.name}", spec.cluster.name, why)
+        by_reason[place] = by_reason.get(place, 0) + 1
+    for (what, cluster, why), number in by_reason.items():
+        times = f" ({number} cases)" if number > 1 else ""
+        typer.echo(f"moebench: left out: {what} {cluster}{times}: {why}", err=True)
 
 
 def _preview(plan: "Plan", ledger: Any, json: bool) -> None:
@@ -229,14 +249,14 @@ def _require_figure(experiment: str, only: list[str] | None) -> None:
         raise BadInput("out", experiment, "an experiment that draws a figure of its trials, such as fig7")
 
 
-def _draw(experiment: str, plan: "Plan", outcome: "Outcome", out: Path, json: bool) -> None:
-    """The figure of an experiment, of repeats the one with the middle speed."""
+def _draw(experiment: str, plan: "Plan", outcome: "Outcome", out: Path, stem: str, json: bool) -> None:
+    """The figure of an experiment, of repeats the one with the middle speed; `stem`: name of its files."""
     from bench.cli.figures import draw
     from experiments import get_experiment
     from experiments.launch.layouts import not_run
 
     trials = [*outcome.middle(), *map(not_run, plan.left_out)]
-    files = draw(experiment, get_experiment(experiment).evidence(trials), out)
+    files = draw(experiment, get_experiment(experiment).evidence(trials), out, stem)
     if not json:
         typer.echo(f"wrote {', '.join(str(path) for path in files)}")
 

@@ -9,7 +9,7 @@ from bench.case import Case, CaseSpec
 from bench.errors import BadInput, unknown
 from bench.system import get_system
 from experiments import get_experiment, names
-from experiments.launch.work import Settings, Task
+from experiments.launch.work import Backend, Settings, Task
 
 FIELDS: Mapping[str, Callable[[CaseSpec], object]] = {
     "model": lambda spec: spec.model.name,
@@ -24,12 +24,23 @@ FIELDS: Mapping[str, Callable[[CaseSpec], object]] = {
 """What `--only` can tell specs by."""
 
 
-def specs_of(experiment: str, quick: bool) -> list[CaseSpec]:
-    """The specs of an experiment, by its name or by a Python file that has ``specs(quick)``. Raises BadInput."""
+def module_of(experiment: str) -> Any:
+    """An experiment, by its name or a Python file, that has ``specs(quick)``. Raises BadInput."""
     module = _file(Path(experiment)) if experiment.endswith(".py") else get_experiment(experiment)
     if not hasattr(module, "specs"):
         raise unknown("experiment", experiment, [name for name in names() if hasattr(get_experiment(name), "specs")])
-    found = module.specs(quick)
+    return module
+
+
+def specs_of(experiment: str, quick: bool, backend: Backend = "simulate") -> list[CaseSpec]:
+    """The specs of an experiment. Raises BadInput.
+
+    With `quick`, for the backend ``run``, those of its ``quick_runs()``, where it has that: cases that a few processes
+    train in seconds.
+    """
+    module = module_of(experiment)
+    small = quick and backend == "run" and hasattr(module, "quick_runs")
+    found = module.quick_runs() if small else module.specs(quick)
     specs = list(found) if isinstance(found, Iterable) else [found]
     wrong = next((spec for spec in specs if not isinstance(spec, CaseSpec)), None)
     if wrong is not None:

@@ -50,7 +50,7 @@ def _question(task: Task) -> str:
     from bench.case import Case
     from bench.provenance import code_digest
 
-    search: list[object] = [] if isinstance(task.spec, Case) else [task.settings.budget, []]
+    search: list[object] = [] if isinstance(task.spec, Case) else [task.settings.budget, list(task.settings.fixed)]
     values = task.settings.costs.values.model_dump(mode="json")
     return _words(content_id(task.spec), code_digest(task.spec.system), values, search)
 

@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.case import Case, batch_of
+from bench.case import Case, CaseSpec, batch_of
+from bench.devices import gpu_facts
 from bench.errors import BadInput
 from bench.system import get_system
 from experiments.launch.site import Site
@@ -47,6 +48,26 @@ def shape_of(task: Task, site: Site) -> Shape:
     if site.max_nodes is not None and nodes > site.max_nodes:
         raise BadInput("max_nodes", site.max_nodes, f"at least the {nodes} nodes that {task.label} needs")
     return Shape(nodes, ranks_per_node, num_ranks, device_of(case))
+
+
+def require_machine(specs: Sequence[CaseSpec], site: Site, smaller: str) -> None:
+    """Raises BadInput where a run needs more than this machine has; looked at before layouts are searched for.
+
+    smaller: what to say of a smaller form of the experiment, "" where there is none.
+    """
+    if site.executor == "slurm":
+        return
+    present = gpu_facts()
+    gpus = present.get("gpus", [])
+    for spec in specs:
+        cluster = spec.cluster
+        what = f"{spec.system} {spec.model.name} {cluster.name}"
+        if cluster.num_nodes > 1:
+            needs = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} {cluster.gpu.name}"
+            raise BadInput("executor", site.executor, f"slurm, for the {needs} of {what}{smaller}")
+        if cluster.gpu.name != "cpu" and len(gpus) < cluster.num_gpus:
+            here = ", ".join(gpus) or present.get("absent", "none")
+            raise BadInput("executor", site.executor, f"{cluster.num_gpus} GPUs here for {what}, not {here}{smaller}")
 
 
 def require_here(tasks: Sequence[Task], site: Site) -> None:

@@ -20,12 +20,13 @@ BACKENDS: tuple[Backend, ...] = ("simulate", "run")
 
 @dataclass(frozen=True)
 class Settings:
-    """How the tasks of a sweep are done. budget: of the search for a layout. steps, data: of a run."""
+    """How the tasks of a sweep are done. budget, fixed: of the search for a layout. steps, data: of a run."""
 
     backend: Backend = "simulate"
     assumptions: str | None = None
     overrides: tuple[str, ...] = ()
     budget: int | None = None
+    fixed: tuple[str, ...] = ()
     steps: int = 20
     data: str = "text"
 
@@ -49,6 +50,7 @@ class Task:
         told_by: list[Any] = [content_id(self.spec), settings.backend, self.repeat]
         if settings.backend == "simulate":
             told_by += [code_digest(self.spec.system), settings.costs.values.model_dump(mode="json"), settings.budget]
+            told_by += settings.fixed
         else:
             told_by += [settings.steps, settings.data]
         return hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()[:16]
@@ -69,13 +71,15 @@ class Task:
     def parse(cls, text: str) -> "Task":
         fields = json.loads(text)
         kind = Case if fields["has_layout"] else CaseSpec
-        settings = {**fields["settings"], "overrides": tuple(fields["settings"]["overrides"])}
+        settings = fields["settings"]
+        settings |= {name: tuple(settings.get(name, ())) for name in ("overrides", "fixed")}
         return cls(kind.parse(json.dumps(fields["spec"])), Settings(**settings), fields["repeat"])
 
     def run(self, ranks: "RankPool | None" = None) -> Trial:
         """Does it. `ranks`: what a run trains on; processes of this host where not given."""
-        if self.settings.backend == "simulate":
-            return simulate_trial(self.spec, self.settings.costs, budget=self.settings.budget)
+        settings = self.settings
+        if settings.backend == "simulate":
+            return simulate_trial(self.spec, settings.costs, fixed=settings.fixed, budget=settings.budget)
         return self._measure(ranks)
 
     def _measure(self, ranks: "RankPool | None") -> Trial:
