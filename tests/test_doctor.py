@@ -36,6 +36,16 @@ def test_the_code_is_the_sum_of_what_will_not_work() -> None:
     assert Report({**fine, "results folder": Check("results folder", "broken", "x")}).exit_code == 120
 
 
+def test_what_was_not_tried_is_not_said_to_work(tmp_path: Path) -> None:
+    quick, whole = ABILITIES[0], examine(tmp_path)
+    report = examine(tmp_path, quick=True)
+    assert report.checks["simulator"].state == "not tried"
+    assert (report.works(quick), report.untried(quick), report.missing(quick)) == (None, ["simulator"], [])
+    assert (whole.works(quick), whole.untried(quick)) == (True, [])
+    assert "not tried" not in {check.state for check in whole.checks.values()}
+    assert Report({**report.checks, "python": Check("python", "broken", "x")}).works(quick) is False
+
+
 def test_what_is_said_of_this_machine_is_so(tmp_path: Path) -> None:
     report = examine(tmp_path / "new" / "results")
     states = {name: check.state for name, check in report.checks.items()}

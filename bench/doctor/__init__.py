@@ -40,17 +40,25 @@ class Report:
     checks: dict[str, Check]
 
     def missing(self, ability: Ability) -> list[str]:
-        """What of an ability's needs is not ok; empty where it will work."""
-        return [name for name in ability.needs if self.checks[name].state != "ok"]
+        """What of an ability's needs is absent or broken; empty where it will work, as far as was tried."""
+        return [name for name in ability.needs if self.checks[name].state not in ("ok", "not tried")]
+
+    def untried(self, ability: Ability) -> list[str]:
+        """What of an ability's needs is there and was not tried."""
+        return [name for name in ability.needs if self.checks[name].state == "not tried"]
+
+    def works(self, ability: Ability) -> bool | None:
+        """Whether it will work; None where nothing speaks against it and not everything was tried."""
+        return False if self.missing(ability) else None if self.untried(ability) else True
 
     @property
     def exit_code(self) -> int:
-        """The sum of the bits of what will not work; 0 where everything will."""
+        """The sum of the bits of what will not work; 0 where everything will, as far as was tried."""
         return sum(ability.bit for ability in ABILITIES if self.missing(ability))
 
 
 def examine(results: Path, quick: bool = False) -> Report:
-    """Makes all checks; those that start processes or compile are left out if `quick`, and what they need counts."""
+    """Makes all checks; those that start processes or compile are not tried if `quick`."""
     checks: dict[str, Check] = {}
     for name, check in _checks(results, quick):
         checks[name] = _safely(name, check)

@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["ok", "absent", "broken"]
+State = Literal["ok", "not tried", "absent", "broken"]
 
 
 @dataclass(frozen=True)
 class Check:
     """One thing.
 
-    state: ``absent`` is not there, ``broken`` is there and fails. advice: what to do, where it is not ok.
+    state: ``not tried`` is there and was left out, ``absent`` is not there, ``broken`` is there and fails. advice: what
+    to do, where it is not ok.
     """
 
     name: str

@@ -58,7 +58,9 @@ def simulator() -> Check:
 
 def simulator_is_there() -> Check:
     there = importlib.util.find_spec("numba") is not None
-    return Check("simulator", "ok" if there else "absent", "not tried" if there else "no numba", "make setup")
+    if not there:
+        return Check("simulator", "absent", "no numba", "make setup")
+    return Check("simulator", "not tried", "numba is installed", "without --quick it is compiled")
 
 
 def _existing(folder: Path) -> Path:

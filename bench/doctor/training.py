@@ -53,7 +53,7 @@ def summed(device: Literal["cpu", "cuda"], ranks: int) -> Check:
 
 def ranks() -> Check:
     there = ranks_are_there()
-    return there if there.state != "ok" else summed("cpu", 2)
+    return there if there.state != "not tried" else summed("cpu", 2)
 
 
 def ranks_are_there() -> Check:
@@ -62,7 +62,8 @@ def ranks_are_there() -> Check:
     import torch.distributed as dist
 
     there = dist.is_available() and dist.is_gloo_available()
-    found = "not tried" if there else "torch is built without gloo"
-    return Check("ranks", "ok" if there else "broken", found, "" if there else INSTALL_TRAIN)
+    if not there:
+        return Check("ranks", "broken", "torch is built without gloo", INSTALL_TRAIN)
+    return Check("ranks", "not tried", "torch has gloo", "without --quick two processes are started")
 
 
