@@ -41,6 +41,8 @@ _COLOURS = {
     Kind.UPDATE: ("black", "black", "black"),
 }
 _CHUNK = 1 << 14
+EXPORTER = "moebench"
+"""Tells files of ours from those of a profiler."""
 
 
 def to_chrome(timeline: Timeline, *, title: str, placement: Placement, flows: Flows = "gating") -> Event:
@@ -116,6 +118,7 @@ class _Trace:
     def about(self) -> Event:
         """What the reader has to know beside the events; complete once all events are out."""
         return {
+            "exporter": EXPORTER,
             "title": self.title,
             "source": self.timeline.source,
             "clock_error_us": self.timeline.clock_error_s * 1e6,

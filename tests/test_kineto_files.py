@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timelines import PLACEMENT, one_layer
 
 from bench.errors import BadInput
 from bench.kineto import analyze_traces, read_table, trace_files
 from bench.kineto.document import Document
+from bench.kineto.reader import read_trace
 from bench.kineto.report import as_json
+from bench.trace import to_chrome
 from tests.kineto_trace import BY_HAND, cpu, document, gpu_of, in_us, launch, write
 
 TABLE = read_table()
@@ -126,3 +129,11 @@ def test_nan_and_control_characters_as_profilers_write_them_are_read(tmp_path: P
     kernels = [f'{{"ph":"X","cat":"kernel","name":"nvjet_\t{at}","ts":{at},{details}}}' for at in (0, 5)]
     path.write_text(f"[{','.join(kernels)}]")
     assert in_us(gpu_of(analyze_traces([path])).time) == (4, 4, 0, 0, 0, 3)
+
+
+def test_our_own_export_is_told_from_a_profilers_trace(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    path.write_text(json.dumps(to_chrome(one_layer("measured"), title="a step", placement=PLACEMENT)))
+    with pytest.raises(BadInput, match="moebench's own export of a measured timeline") as refused:
+        read_trace(path)
+    assert "\n" not in str(refused.value) and "ProfilerActivity" not in str(refused.value)

@@ -22,7 +22,7 @@ BLOCK_BYTES = 4 << 20
 MAX_EVENT_BYTES = 64 << 20
 WHOLE = "a whole torch-profiler trace, JSON or gzipped JSON"
 _EVENTS_KEY = "traceEvents"
-_KEPT_KEYS = ("schemaVersion", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "traceName")
+_KEPT_KEYS = ("schemaVersion", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "traceName", "otherData")
 _WALK = json.JSONDecoder(strict=False)
 _SPACE = b" \t\r\n"
 _NOT_SPACE = re.compile(rb"[^ \t\r\n]")

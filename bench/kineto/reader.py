@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bench.errors import BadInput
 from bench.kineto.document import BLOCK_BYTES, WHOLE, Document, Event
+from bench.trace import EXPORTER
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -90,6 +91,7 @@ def read_trace(path: Path | str, position: int = 0, block_bytes: int = BLOCK_BYT
     for block in document.blocks():
         events.add(block)
     if not events.columns[_IS_WORK].num:
+        _require_profiled(document)
         raise BadInput(
             "trace",
             document.path.name,
@@ -97,6 +99,14 @@ def read_trace(path: Path | str, position: int = 0, block_bytes: int = BLOCK_BYT
             "kernel, a copy or a memset",
         )
     return _finished(document, events, position)
+
+
+def _require_profiled(document: Document) -> None:
+    """Raises BadInput for an export of ours, whose operations are those of a plan and no kernels."""
+    about = document.header.get("otherData")
+    if isinstance(about, dict) and about.get("exporter") == EXPORTER:
+        own = f"this is moebench's own export of a {about.get('source')} timeline, see `moebench explain`"
+        raise BadInput("trace", document.path.name, f"a profiler's trace, with GPU kernels; {own}")
 
 
 @dataclass
