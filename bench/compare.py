@@ -58,7 +58,7 @@ class Compared:
             f"{m.bubble_fraction:.1%}",
             m.exposed_comm_s * 1e3,
             found.peak_memory_bytes / GIB,
-            str(found.case.layout) or "defaults",
+            _layout(self.trial),
         )
 
 
@@ -86,8 +86,13 @@ class Ran:
             self.trial.metrics.get("tokens_per_s"),
             f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else self.trial.status,
             self.report.num_ranks,
-            self.report.layout or "defaults",
+            _layout(self.trial),
         )
+
+
+def _layout(trial: Trial) -> str:
+    """With what sets the plan apart."""
+    return " ".join([trial.layout or "defaults", *(f"({trait})" for trait in trial.traits)])
 
 
 def resolve(word: str) -> str:
@@ -164,6 +169,7 @@ def described(entry: Compared) -> dict[str, Any]:
         "status": entry.trial.status,
         "message": entry.trial.message,
         "layout": entry.trial.layout,
+        "traits": list(entry.trial.traits),
         **entry.trial.metrics,
         "search": entry.trial.search,
         "refused": [{"reason": reason, "layouts": number} for reason, number in entry.refused],

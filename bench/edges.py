@@ -188,7 +188,7 @@ def _layer_edges(model: Model, placement: Placement, layer: int, chunks: int) ->
     else:
         joined, gradient = consumer(placement, layer + 1, Pass.F), consumer(placement, layer + 1, Pass.B)
     row_map = Volume((Term(Rows.TOKENS, 1, model.top_k * INDEX_BYTES),))
-    stays = placement.join[layer] == placement.attention[layer]
+    stays = placement.stays(layer)
 
     def at(kind: Kind, pass_: Pass, chunk: int = 0) -> Action:
         return Action(kind, pass_, layer, chunk=chunk)

@@ -54,6 +54,7 @@ def predicted_trial(found: Prediction, model: CostModel, search: dict[str, Any] 
         source="simulated",
         status="infeasible" if missing else "ok",
         message=does_not_fit(found.case, found.peak_memory_bytes) if missing else "",
+        traits=found.program.plan.traits,
         metrics=simulation_metrics(found) | ({"missing_gib": found.missing_bytes / GIB} if missing else {}),
         search=search or {},
         **_rests_on(found.case, model),

@@ -135,6 +135,7 @@ def measure(
         source="measured",
         status=status,
         message=message,
+        traits=plan_of(case).traits,
         metrics=metrics | _metrics(case, done, settled, carrier.gpus(num_ranks)) | (seen.metrics if seen else {}),
         samples=_samples(case, done, settled, seen),
         steady=settled.as_json() if settled is not None else {},

@@ -128,6 +128,14 @@ class Placement:
                 return home
         raise BadInput("kind", kind.name, "a compute kind; transfers have two ends")
 
+    def homes(self, kind: Kind, layer: int = 0) -> tuple[str, ...]:
+        """The groups that hold a part, a copy each."""
+        return tuple(group.name for group in self.holders(self.home(kind, layer)))
+
+    def stays(self, layer: int) -> bool:
+        """Whether x_{layer+1} is formed on the group that has the layer's attention."""
+        return self.join[layer] == self.attention[layer]
+
     def moves_on(self, layer: int) -> bool:
         """Whether x_{layer+1} is formed on another group than the one that consumes it (so JOIN is an action)."""
         return self.join[layer] != self.pipeline_ends[layer + 1]

@@ -50,6 +50,7 @@ class Trial(BaseModel):
         case: what was run, with its layout; only a spec where no layout was found (``infeasible``).
         case_id: hash of `case`'s content.
         message: for people, why the status is not ``ok``; for ``infeasible`` it states the missing GiB.
+        traits: what sets the plan apart, see `bench.plan.TRAITS`.
         metrics: one number a name, with its unit in the name; None where it is not defined (MFU of an unknown GPU).
         samples: raw series, one value a step; nothing dropped.
         telemetry: what devices, links and the host said during a run, in sums, with the verdict; see
@@ -72,6 +73,7 @@ class Trial(BaseModel):
     status: Status
     message: str = ""
     layout: str | None = None
+    traits: tuple[str, ...] = ()
     metrics: dict[str, Number | None] = {}
     samples: dict[str, list[Number]] = {}
     telemetry: dict[str, Any] = {}

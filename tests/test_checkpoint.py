@@ -44,6 +44,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ep sharded": ("ep", {"ep": 2, "replicas": 2, "microbatches": 2}),
     "megatron": ("megatron", {"ep": 2, "pp": 2, "microbatches": 4, "copies": "expert", "shard_state": False}),
     "megatron sharded": ("megatron", {"ep": 2, "replicas": 2, "microbatches": 2, "copies": "expert"}),
+    "two copies": ("dualpipe", {"ep": 2, "pp": 2, "microbatches": 4}),
     "2:1:2": ("disagmoe", {"attention_ranks": 2, "expert_ranks": 1, "groups": 2, "mbs": 2, "microbatches": 2}),
     "1:2, two replicas": ("disagmoe", {"expert_ranks": 2, "replicas": 2, "microbatches": 4, "shared_on": "expert"}),
     "4:4": ("disagmoe", {"attention_ranks": 4, "expert_ranks": 4, "microbatches": 2, "shard_state": False}),
@@ -103,6 +104,7 @@ def test_the_same_layout_goes_on_to_the_last_bit(name: str, dtype: str, tmp_path
     ("saver", "loaders"),
     [
         ("2:1:2", ["reference", "ep", "4:4", "megatron sharded"]),
+        ("two copies", ["reference", "two copies", "2:1:2"]),
         ("ep sharded", ["1:2, two replicas", "ep"]),
         ("4:4", ["ep sharded", "megatron"]),
         ("megatron sharded", ["2:1:2", "megatron"]),

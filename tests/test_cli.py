@@ -137,6 +137,19 @@ def test_simulate_has_the_promised_keys(here: Path) -> None:
     assert not list(here.iterdir())
 
 
+def test_a_plan_that_is_a_pairs_order_only_says_so_wherever_it_is_shown(here: Path) -> None:
+    for layout, trait in ((["ep=2"], "pair-order"), (["ep=2", "pp=2"], "two-copies")):
+        for verb in ("plan", "simulate"):
+            words = [verb, "dualpipe", *SMALL, "--layout", *layout]
+            assert call_json(*words)["traits"] == [trait]
+            assert trait in call(*words).stdout
+    assert call_json("simulate", "ep", *SMALL, "--layout", "ep=2")["traits"] == []
+    # Both copies of a layer are shown where they are.
+    held = call_json("plan", "dualpipe", *SMALL, "--layout", "ep=2", "pp=2")["layers"]
+    layers = [f"{part} {layer}" for layer in range(4) for part in ("attention", "experts")]
+    assert held["S0"] == held["S1"] == ["embedding", *layers, "head"]
+
+
 def test_every_simulation_option_takes_effect(here: Path) -> None:
     words = ["simulate", "ep", *SMALL, "--layout", "ep=8"]
     plain = call_json(*words)
@@ -354,6 +367,13 @@ def test_a_plan_is_refined_by_running_its_neighbours(here: Path) -> None:
     assert times == sorted(times, reverse=True) and times[-1] <= min(times)
     assert facts["layout"] == found["path"][-1]["layout"]
     assert any(sentence.startswith("Refinement: measured") for sentence in facts["sentences"])
+
+
+def test_a_run_of_a_pairs_order_is_labelled(here: Path) -> None:
+    shown = call("run", "dualpipe", *RUN, "--ranks", "2", "--steps", "1", "--results", "kept").stdout
+    assert shown.startswith("dualpipe (pair-order) for tiny")
+    ((_, trial),) = read_trials([here / "kept"])
+    assert (trial.status, trial.traits) == ("ok", ("pair-order",))
 
 
 def test_verify_tells_a_miss_by_its_exit_code(here: Path) -> None:

@@ -45,6 +45,9 @@ CASES = [
     "disagmoe tiny groups=2 recompute=redispatch deferred_w=2",
     "megatron-overlap tiny-shared ep=2 pp=2 vpp=2",
     "dualpipe-v tiny ep=2 pp=2 vpp=2 microbatches=8",
+    "dualpipe tiny-shared ep=2 pp=2 microbatches=4 recompute=redispatch",
+    "dualpipe tiny ep=1 pp=4 microbatches=8 copies=expert",
+    "dualpipe tiny-sigmoid ep=1 pp=2 replicas=2 microbatches=4",
     "tutel tiny-shared ep=4 copies=expert chunks=4 microbatches=2",
 ]
 
@@ -86,6 +89,16 @@ def test_any_placement_and_any_order_computes_the_same(pool: RankPool, seed: int
     model = get_model("tiny-shared" if seed % 2 else "tiny-sigmoid")
     plan = random_plan(model, num_microbatches=3, seed=seed)
     batch = Batch.make(num_replicas=1, num_microbatches=3, num_ranks=plan.placement.data_ranks, mbs=1)
+    run = Run.of_plan(plan, model, batch, seq_len=8)
+    assert_is_reference(run, execute(pool, run))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_placement_in_two_directions_computes_the_same(pool: RankPool, seed: int) -> None:
+    """On the middle one of three groups both directions meet at one copy of a part."""
+    model = get_model("tiny-shared" if seed % 2 else "tiny-sigmoid")
+    plan = random_plan(model, num_microbatches=4, seed=seed, directions=2)
+    batch = Batch.make(num_replicas=1, num_microbatches=4, num_ranks=plan.placement.data_ranks, mbs=1)
     run = Run.of_plan(plan, model, batch, seq_len=8)
     assert_is_reference(run, execute(pool, run))
 

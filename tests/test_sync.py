@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.action import Kind
 from bench.errors import BadInput
 from bench.execute.pool import RankPool
 from bench.models import Model
@@ -46,7 +47,11 @@ APART = Placement(
     shared_on="expert",
 )  # fmt: skip
 TOGETHER = Placement((Group("S0", 0, 2),), embed="S0", head="S0", attention=("S0",), expert=("S0",), join=("S0",))
-SETS = [(APART, 1), (APART, 2), (TOGETHER, 1), (TOGETHER, 3)]
+MIRRORED = Placement(
+    (Group("S0", 0, 2), Group("S1", 2, 2)), embed="S0", head="S1", attention=("S0",), expert=("S1",), join=("S0",),
+    directions=2,
+)  # fmt: skip
+SETS = [(APART, 1), (APART, 2), (TOGETHER, 1), (TOGETHER, 3), (MIRRORED, 1), (MIRRORED, 2)]
 
 
 def parts_of(placement: Placement, rank: int, dtype: Any) -> list[nn.Module]:
@@ -56,11 +61,11 @@ def parts_of(placement: Placement, rank: int, dtype: Any) -> list[nn.Module]:
     group = next(group for group in placement.groups if place in group.ranks)
     on_expert = placement.shared_on == "expert"
     parts: list[nn.Module] = []
-    if placement.embed == group.name:
+    if group.name in placement.homes(Kind.EMBED):
         parts.append(EmbedPart(MODEL, **where))
         parts.append(AttentionPart(MODEL, 0, global_sequences=1, shared_on_attention=not on_expert, **where))
         parts.append(HeadPart(MODEL, **where))
-    if placement.expert[0] == group.name:
+    if group.name in placement.homes(Kind.EXPERT, 0):
         local = MODEL.num_experts // group.size
         first = (place - group.first) * local
         parts.append(

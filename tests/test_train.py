@@ -44,6 +44,7 @@ QUICK = OptimizerSettings(lr=2e-3, warmup_steps=5)
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "reference": ("reference", {"mbs": 4, "microbatches": 2}),
     "ep": ("ep", {"ep": 2, "pp": 2, "microbatches": 4}),
+    "dualpipe": ("dualpipe", {"ep": 2, "pp": 2, "microbatches": 4}),
     "disagmoe": ("disagmoe", {"attention_ranks": 2, "expert_ranks": 1, "groups": 2, "mbs": 2, "microbatches": 2}),
     "disagmoe twice": ("disagmoe", {"expert_ranks": 2, "replicas": 2, "microbatches": 4, "shared_on": "expert"}),
 }
@@ -75,11 +76,11 @@ def test_losses_fall_along_one_curve(curves: dict[str, list[float]]) -> None:
         assert np.array(losses) == pytest.approx(expected, rel=1e-3)
 
 
-def test_replicas_and_shared_experts_on_the_expert_side_follow_it_too(pool: RankPool) -> None:
-    expected, losses = (
-        train(case_of(name), steps=8, pool=pool, settings=QUICK).losses for name in ("reference", "disagmoe twice")
-    )
-    assert losses == pytest.approx(expected, rel=1e-5)
+def test_replicas_shared_experts_on_the_expert_side_and_two_copies_follow_it_too(pool: RankPool) -> None:
+    names = ("reference", "disagmoe twice", "dualpipe")
+    expected, *others = (train(case_of(name), steps=8, pool=pool, settings=QUICK).losses for name in names)
+    for losses in others:
+        assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ep", "disagmoe"])
@@ -144,8 +145,9 @@ def test_learning_rate_and_warm_up_take_effect(pool: RankPool) -> None:
 @pytest.mark.parametrize(("routing", "least", "most"), [("hot-rank", 2.0, 2.0), ("balanced", 1.0, 1.2)])
 def test_load_imbalance_is_that_of_the_experts(routing: str, least: float, most: float, pool: RankPool) -> None:
     """Two expert ranks: the fullest has twice the mean when it has all. Shared experts are not counted."""
-    for load in train(case_of("disagmoe twice", routing=routing), steps=2, pool=pool).load_imbalance:
-        assert least <= load <= most
+    for name in ("disagmoe twice", "dualpipe"):
+        for load in train(case_of(name, routing=routing), steps=2, pool=pool).load_imbalance:
+            assert least <= load <= most
 
 
 def test_a_rank_with_all_experts_is_balanced(pool: RankPool) -> None:

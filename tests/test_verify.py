@@ -213,6 +213,28 @@ def test_any_plan_in_chunks(chunks: int, trial: Trial, pool: RankPool) -> None:
     assert report.ok, str(report)
 
 
+# Every parameter on two groups, each with half of the micro-batches; with one stage, the order of a pair alone.
+TWO_COPIES = [
+    Trial("dualpipe", ep(ep=2, pp=2), SHARED, 4),
+    Trial("dualpipe", ep(ep=1, pp=4, shard_state=False), FOUR_LAYERS, 8),
+    Trial("dualpipe", ep(ep=1, pp=2, replicas=2, mbs=2), {**DENSE_FIRST, **SHARED}, 6),
+    Trial("dualpipe", ep(ep=2, pp=2, recompute="redispatch", copies="expert"), SIGMOID, 4, "zipf:1.2"),
+    Trial("dualpipe", ep(ep=2, pp=4, recompute="full"), FOUR_LAYERS, 8, "hot-rank"),
+    Trial("dualpipe", ep(ep=1, pp=2), {"num_experts": 8, "top_k": 4}, 4, dtype="bf16"),
+    Trial("dualpipe", ep(ep=2), SHARED, 3),
+]
+
+
+@pytest.mark.parametrize("trial", TWO_COPIES, ids=str)
+def test_two_copies_of_every_parameter(trial: Trial, pool: RankPool) -> None:
+    report = check(trial, pool)
+    case = trial.case()
+    copies = 1 if case.layout.pp == 1 else 2
+    for parameter in report.parameters:
+        shards = case.layout.ep if ".experts." in parameter.name else 1
+        assert len(parameter.ranks) == copies * case.layout.ep * (case.layout.replicas or 1) / shards
+
+
 @pytest.mark.parametrize("trial", EXPERT_PARALLEL, ids=str)
 def test_expert_parallel(trial: Trial, pool: RankPool) -> None:
     check(trial, pool)
@@ -451,6 +473,16 @@ def test_holders_are_what_the_placement_says() -> None:
     assert found["layers.1.attention.qkv.weight"] == (1, 7)
     assert found["layers.0.shared.fc1"] == (2, 3, 8, 9)
     assert found["layers.1.experts.3.fc2"] == (5, 11)
+
+
+def test_two_directions_have_holders_at_both_ends() -> None:
+    trial = Trial("dualpipe", ep(ep=2, pp=4, replicas=2, cluster="h800x2"), FOUR_LAYERS, 8)
+    job = Job.of(trial.case(), "synthetic")
+    found = holders(job.case.model, job.program.plan.placement, 2)
+    # A replica's ranks: S0 = 0..1, S1 = 2..3, S2 = 4..5, S3 = 6..7; the second replica begins at 8.
+    assert found["embed.weight"] == found["head.weight"] == (0, 1, 6, 7, 8, 9, 14, 15)
+    assert found["layers.1.attention.qkv.weight"] == (2, 3, 4, 5, 10, 11, 12, 13)
+    assert found["layers.2.experts.3.fc1"] == (3, 5, 11, 13)
 
 
 def test_bad_cases_are_refused(pool: RankPool) -> None:

@@ -187,6 +187,7 @@ def simulate(
                 "kind": "simulated",
                 "system": system,
                 "layout": layout_fields(found.case),
+                "traits": list(found.program.plan.traits),
                 **simulation_metrics(found),
                 "assumptions": costs.label,
                 "case_id": found.case.id,
@@ -233,9 +234,15 @@ def _show_simulation(found: "Prediction", costs: "CostModel", search: dict[str, 
         tried = ", ".join(f"{number} {status}" for status, number in search["candidates"].items())
         chosen = f"tuned ({tried}{whole})"
     facts: dict[str, object] = {"layout": str(case.layout) or "defaults", "chosen": chosen}
+    facts |= _marked(found.program.plan)
     facts |= simulation_metrics(found)
     facts |= {"assumptions": costs.label, "case": case.id}
     print_facts(f"simulated: {case.system} for {case.model.name} on {case.cluster.name}", facts)
+
+
+def _marked(schedule: "Plan") -> dict[str, object]:
+    """What sets a plan apart, where something does."""
+    return {"traits": ", ".join(schedule.traits)} if schedule.traits else {}
 
 
 def _described(case: "Case", schedule: "Plan") -> dict[str, Any]:
@@ -250,6 +257,7 @@ def _described(case: "Case", schedule: "Plan") -> dict[str, Any]:
         "case_id": case.id,
         "system": case.system,
         "layout": layout_fields(case),
+        "traits": list(schedule.traits),
         "num_replicas": dealt.num_replicas,
         "num_microbatches": dealt.num_microbatches,
         "num_gpus_used": dealt.num_replicas * schedule.placement.size,
@@ -277,14 +285,18 @@ def _kind_and_pass(codes: Any) -> dict[str, int]:
 
 def _layers(schedule: "Plan") -> dict[str, list[str]]:
     """Parts of the model that each group holds."""
+    from bench.action import Kind
+
     at = schedule.placement
+    parts = [(Kind.EMBED, 0, "embedding")]
+    for layer, expert in enumerate(at.expert):
+        parts.append((Kind.ATTENTION, layer, f"attention {layer}"))
+        parts += [] if expert is None else [(Kind.EXPERT, layer, f"experts {layer}")]
+    parts.append((Kind.HEAD, 0, "head"))
     held: dict[str, list[str]] = {group.name: [] for group in at.groups}
-    held[at.embed].append("embedding")
-    for layer, (attention, expert) in enumerate(zip(at.attention, at.expert, strict=True)):
-        for part, group in (("attention", attention), ("experts", expert)):
-            if group is not None:
-                held[group].append(f"{part} {layer}")
-    held[at.head].append("head")
+    for kind, layer, words in parts:
+        for group in at.homes(kind, layer):
+            held[group].append(words)
     return held
 
 
@@ -303,6 +315,7 @@ def _show_plan(case: "Case", schedule: "Plan", num_operations: int) -> None:
         f"plan of {case.system} for {case.model.name} on {case.cluster.name}",
         {
             "layout": str(case.layout) or "defaults",
+            **_marked(schedule),
             "case": case.id,
             "replicas x GPUs": f"{facts['num_replicas']} x {schedule.placement.size} of {case.cluster.num_gpus}",
             "micro-batches": facts["num_microbatches"],

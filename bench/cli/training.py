@@ -76,7 +76,7 @@ def run(
     from bench.cli.resuming import resumed, saving_of
     from bench.measured import measure
     from bench.results import LOCAL, Store
-    from bench.system import trainer_of
+    from bench.system import plan_of, trainer_of
 
     if resume is not None:
         case, device, data, steps, saving = resumed(ctx, resume)
@@ -91,8 +91,8 @@ def run(
     kept = LOCAL if results is None else results
     require_folder("results", kept)
     ranks = case.cluster.num_gpus
-    by = trainer_of(case, trainer)
-    head = f"{case.system} ({by}) for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
+    named = ", ".join([trainer_of(case, trainer), *plan_of(case).traits])
+    head = f"{case.system} ({named}) for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
     trial = measure(
         case,
         steps=steps,
@@ -139,6 +139,7 @@ def _described(trial: "Trial") -> dict[str, Any]:
         "system": trial.case.system,
         "trainer": trial.provenance["execution"]["trainer"],
         "layout": trial.layout,
+        "traits": list(trial.traits),
         "losses": samples.get("loss", []),
         "grad_norms": samples.get("grad_norm", []),
         "tokens_per_s": trial.metrics.get("tokens_per_s"),

@@ -138,7 +138,7 @@ class Compute:
         self.losses.append(out.aux)
         if self.keep_expert_ids:
             self.expert_ids[layer, m] = out.expert_ids
-        stays = home.placement.join[layer] == home.group.name
+        stays = home.placement.stays(layer)
         pieces = zip(home.split(out.expert_ids), home.split(out.u), home.split(out.weights), strict=True)
         for c, (ids, u, weights) in enumerate(pieces):
             routed = route(ids, home.deal(layer))
@@ -170,8 +170,7 @@ class Compute:
         if home.model.is_dense(layer):
             grads: tuple[Tensor | None, ...] = (self.values.take("g", layer + 1, m),)
         else:
-            stays = home.placement.join[layer] == home.group.name
-            grad_h = self.values.take("G" if stays else "Gh", layer, m)
+            grad_h = self.values.take("G" if home.placement.stays(layer) else "Gh", layer, m)
             grad_u, grad_weights = self._gradients_from_experts(layer, m, grad_h)
             grads = grad_h, grad_u, None, grad_weights
         self._put_input_gradient(layer, m, home.islands[Kind.ATTENTION, layer].backward(m, *grads)[0])

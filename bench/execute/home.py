@@ -78,7 +78,7 @@ class Home:
 
     def channel(self, transfer: Action) -> Channel:
         """The channel of a transfer of this replica."""
-        transfer = transfer._replace(microbatch=0, chunk=0)
+        transfer = transfer._replace(microbatch=transfer.microbatch % self.placement.directions, chunk=0)
         if transfer not in self._channels:
             self._channels[transfer] = Channel.of(transfer, self.placement, self.rank - self.local)
         return self._channels[transfer]
@@ -107,10 +107,10 @@ class Home:
     def _parts(self) -> Iterator[tuple[Part, nn.Module]]:
         name, model, placement = self.group.name, self.model, self.placement
         where: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
-        if placement.embed == name:
+        if name in placement.homes(Kind.EMBED):
             yield (Kind.EMBED, 0), EmbedPart(model, **where)
         for layer in range(model.num_layers):
-            if placement.attention[layer] == name:
+            if name in placement.homes(Kind.ATTENTION, layer):
                 yield (
                     (Kind.ATTENTION, layer),
                     AttentionPart(
@@ -121,7 +121,7 @@ class Home:
                         **where,
                     ),
                 )
-            if placement.expert[layer] == name:
+            if not model.is_dense(layer) and name in placement.homes(Kind.EXPERT, layer):
                 deal = self.deal(layer)
                 yield (
                     (Kind.EXPERT, layer),
@@ -134,7 +134,7 @@ class Home:
                         **where,
                     ),
                 )
-        if placement.head == name:
+        if name in placement.homes(Kind.HEAD):
             yield (Kind.HEAD, 0), HeadPart(model, **where)
 
 

@@ -163,7 +163,7 @@ class Step:
 
     def wait_for_inputs(self, k: int) -> None:
         """The current stream goes on when the operations that k waits for are over."""
-        for before in self.program.waits_for(k):
+        for before in self._own_waits(k):
             self._wait_for(before)
 
     def wait_on_host(self, k: int) -> None:
@@ -216,6 +216,10 @@ class Step:
     def _is_within_group(self, k: int) -> bool:
         return bool(self.program.peer[k] == self.program.group[k])
 
+    def _own_waits(self, k: int) -> list[int]:
+        """A gradient sum also waits for operations of other ranks: the sum itself sees to these."""
+        return [before for before in self.program.waits_for(k) if before in self.endings]
+
     def _wait_for(self, k: int) -> None:
         ending = self.endings[k]
         ending.known.wait()
@@ -239,7 +243,7 @@ class Step:
         for one in self.queues:
             for before, k in zip(one.ops, one.ops[1:], strict=False):
                 start[k] = min(max(start[k], end[before]), end[k])
-        ready = {k: max([end[d] for d in self.program.waits_for(k)], default=self.posted.get(k, 0.0)) for k in end}
+        ready = {k: max([end[d] for d in self._own_waits(k)], default=self.posted.get(k, 0.0)) for k in end}
         return StepResult(
             rank=self.home.rank,
             loss=self.compute.loss(),

@@ -1,7 +1,8 @@
 """The end of a step: gradient sums, the global clip norm and the optimizer step, over the ranks that hold the same.
 
 Two sets of parameters live on a rank of a group: those that every rank of the group holds (attention, embedding, head,
-shared experts), the same on all replicas; and its own shard of the routed experts, the same on the replicas only. A
+shared experts), the same on all replicas; and its own shard of the routed experts, the same on the replicas only. Where
+a placement has two directions, the group's mirror image holds the same, and its ranks belong to either set. A
 set's parameters and fp32 gradients lie in one flat buffer each, in the same order on all of its ranks, so that a sum
 is one collective. With sharded state a rank has the sum, the main weights and the moments of one slice of the buffer
 only (ZeRO stage 2, arXiv 1910.02054): reduce-scatter, update, all-gather; the flat order is the slices' order.
@@ -73,14 +74,14 @@ class OptimizerSettings:
 
 def replicated_ranks(placement: Placement, num_replicas: int, group: str) -> Ranks:
     """Global ranks that hold what every rank of a group holds."""
-    ranks = placement.by_name[group].ranks
+    ranks = [rank for holder in placement.holders(group) for rank in holder.ranks]
     return tuple(replica * placement.size + rank for replica in range(num_replicas) for rank in ranks)
 
 
 def shard_ranks(placement: Placement, num_replicas: int, group: str, index: int) -> Ranks:
     """Global ranks that hold the routed experts of a group's rank number ``index``."""
-    rank = placement.by_name[group].first + index
-    return tuple(replica * placement.size + rank for replica in range(num_replicas))
+    ranks = [holder.first + index for holder in placement.holders(group)]
+    return tuple(replica * placement.size + rank for replica in range(num_replicas) for rank in ranks)
 
 
 def parameter_sets(placement: Placement, num_replicas: int) -> Iterator[Ranks]:

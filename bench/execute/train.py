@@ -182,7 +182,7 @@ def _counted(job: Job, timeline: Timeline) -> Timeline:
     flops = np.zeros(len(timeline))
     for k in np.flatnonzero(timeline.op == Op.COMPUTE):
         action, local = view(int(timeline.code[k])), int(timeline.rank[k]) % placement.size
-        home = placement.home(action.kind, action.layer)
+        home = placement.home(action.kind, action.layer, action.microbatch)
         flops[k] = costs.flops(action._replace(microbatch=0, chunk=0))[local - first[home]]
     return dataclasses.replace(timeline, flops=flops)
 
@@ -301,9 +301,9 @@ def _sum_over_ranks(job: Job, result: StepResult | NativeStep) -> tuple[float, f
 
 def _imbalance(job: Job, moe_layer: int, pairs: np.ndarray) -> float:
     placement = job.program.plan.placement
-    group = placement.by_name[placement.home(Kind.EXPERT, moe_layer + job.case.model.num_dense_layers)]
-    local = np.arange(len(pairs)) % placement.size
-    held = pairs[(local >= group.first) & (local < group.first + group.size)]
+    homes = placement.homes(Kind.EXPERT, moe_layer + job.case.model.num_dense_layers)
+    ranks = [rank for name in homes for rank in placement.by_name[name].ranks]
+    held = pairs[np.isin(np.arange(len(pairs)) % placement.size, ranks)]
     return float(held.max() / held.mean())
 
 

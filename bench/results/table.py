@@ -35,8 +35,8 @@ def frame(trials: Iterable[Trial]) -> "DataFrame":
     """Trials as a table, one row a trial.
 
     Columns: case_id, source, status, message, system, model, cluster, num_gpus, seq_len, global_batch_tokens, dtype,
-    routing, seed, layout (text), assumptions, code_digest, created, command, verdict (of telemetry), and one for each
-    metric, whose name carries its unit.
+    routing, seed, layout (text), traits (text), assumptions, code_digest, created, command, verdict (of telemetry), and
+    one for each metric, whose name carries its unit.
     """
     return _table([_row(trial, trial.created) for trial in trials])
 
@@ -79,6 +79,7 @@ def _row(trial: Any, created: datetime) -> dict[str, Any]:
         "num_gpus": cluster.num_nodes * cluster.gpus_per_node,
         **{name: getattr(case.workload, name) for name in Workload.model_fields},
         "layout": trial.layout,
+        "traits": " ".join(trial.traits),
         "assumptions": trial.assumptions,
         "code_digest": trial.code_digest,
         "created": created,
@@ -124,6 +125,7 @@ def _decoder() -> Any:
         created: str
         message: str = ""
         layout: str | None = None
+        traits: tuple[str, ...] = ()
         metrics: dict[str, float | str | None] = {}
         assumptions: str | None = None
         code_digest: str | None = None
