@@ -371,7 +371,7 @@ def test_a_plan_is_refined_by_running_its_neighbours(here: Path) -> None:
 
 def test_a_run_of_a_pairs_order_is_labelled(here: Path) -> None:
     shown = call("run", "dualpipe", *RUN, "--ranks", "2", "--steps", "1", "--results", "kept").stdout
-    assert shown.startswith("dualpipe (pair-order) for tiny")
+    assert shown.startswith("dualpipe (plan, pair-order) for tiny")
     ((_, trial),) = read_trials([here / "kept"])
     assert (trial.status, trial.traits) == ("ok", ("pair-order",))
 

@@ -32,6 +32,8 @@ SYSTEMS: list[tuple[str, dict[str, Any]]] = [
     ("ep", {"ep": 2}),
     ("ep", {"ep": 1, "pp": 2}),
     ("ep", {"ep": 1, "replicas": 2}),
+    ("dualpipe", {"ep": 1, "pp": 2}),
+    ("dualpipe", {"ep": 2}),
     ("disagmoe", {"round_length": 2}),
     ("disagmoe", {"shared_on": "expert", "copies": "expert", "recompute": "full"}),
 ]

@@ -11,6 +11,7 @@ from cases import make_case
 from bench.case import Case
 from bench.errors import BadInput
 from bench.execute.pool import RankError, RankPool
+from bench.flops import step_flops
 from bench.models import Model
 from bench.program import Op
 
@@ -154,7 +155,7 @@ def test_a_rank_with_all_experts_is_balanced(pool: RankPool) -> None:
     assert train(case_of("disagmoe"), steps=2, pool=pool).load_imbalance == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["ep", "disagmoe", "disagmoe twice"])
+@pytest.mark.parametrize("name", ["ep", "dualpipe", "disagmoe", "disagmoe twice"])
 def test_the_timeline_has_every_operation_of_every_rank(name: str, pool: RankPool) -> None:
     case = case_of(name)
     result = train(case, steps=3, pool=pool, timeline_step=-1)
@@ -170,6 +171,8 @@ def test_the_timeline_has_every_operation_of_every_rank(name: str, pool: RankPoo
     assert (timeline.start_s <= timeline.end_s).all()
     assert 0 < timeline.step_time_s < 60
     assert timeline.clock_error_s == result.clock_error_s > 0
+    once = step_flops(case.model, case.workload.seq_len, case.workload.global_batch_tokens)
+    assert timeline.flops.sum() == pytest.approx(once)
     # Nobody updates before everybody's gradients are summed, up to the clocks' error.
     syncs, updates = (timeline.end_s[timeline.op == op] for op in (Op.SYNC, Op.UPDATE))
     assert updates.min() + timeline.clock_error_s >= syncs.max()

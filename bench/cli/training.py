@@ -91,7 +91,8 @@ def run(
     kept = LOCAL if results is None else results
     require_folder("results", kept)
     ranks = case.cluster.num_gpus
-    named = ", ".join([trainer_of(case, trainer), *plan_of(case).traits])
+    by = trainer_of(case, trainer)
+    named = ", ".join([by, *plan_of(case).traits])
     head = f"{case.system} ({named}) for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
     trial = measure(
         case,
