@@ -141,7 +141,9 @@ class Trial(BaseModel):
             if self.status not in FINISHED:
                 told_by += [self.status, self.message]
         else:
-            record = self.model_dump(mode="json", exclude={"samples", "telemetry_samples", "series"})
+            # Without traits as before there were any, so that records keep their names.
+            apart = {"samples", "telemetry_samples", "series"} | ({"traits"} if not self.traits else set())
+            record = self.model_dump(mode="json", exclude=apart)
             told_by = [record, {kind: self.digest_of(kind) for kind in SERIES}]
         digest = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.case_id}-{self.source}-{digest}"
