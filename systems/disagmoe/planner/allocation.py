@@ -170,11 +170,20 @@ def alternatives(problem: Problem, num: int, *, time_limit_s: float = DEFAULT_LI
 
 def by_groups(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
     """The best allocation of each number of groups that has one, fastest first."""
-    splits = _splits(problem)
+    return _each_best(problem, _splits(problem)[:, 0], time_limit_s)
+
+
+def by_replicas(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
+    """The best allocation of each number of replicas that has one, fastest first."""
+    return _each_best(problem, np.array([shape.replicas for shape in problem.shapes])[problem.shape], time_limit_s)
+
+
+def _each_best(problem: Problem, column: NDArray[np.int64], time_limit_s: float) -> list[Allocation]:
+    """The best allocation of each value of a column."""
     found = []
-    for groups in np.unique(splits[:, 0]):
+    for value in np.unique(column):
         try:
-            found.append(allocate(problem, time_limit_s=time_limit_s, excluded=splits[:, 0] != groups))
+            found.append(allocate(problem, time_limit_s=time_limit_s, excluded=column != value))
         except BadInput:
             continue
     return sorted(found, key=lambda each: each.step_s)

@@ -9,8 +9,15 @@ from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.timing import Evaluate
 from systems.disagmoe.placement import replica_size
-from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, allocate, alternatives, by_groups
-from systems.disagmoe.planner.problem import Choices, problem
+from systems.disagmoe.planner.allocation import (
+    DEFAULT_LIMIT_S,
+    Allocation,
+    allocate,
+    alternatives,
+    by_groups,
+    by_replicas,
+)
+from systems.disagmoe.planner.problem import Choices, Problem, problem
 from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Refinement, Try, refine
 from systems.disagmoe.planner.words import (
     GIB,
@@ -225,7 +232,7 @@ def explain(
     unequal = _other_best(spec, assumptions, replace(chosen, unequal=True), time_limit_s)
     found = None
     if refinement:
-        seeds = [best.layout, *(each.layout for each in by_groups(programme, time_limit_s=time_limit_s)[:NUM_SEEDS])]
+        seeds = seeds_of(programme, time_limit_s=time_limit_s)
         seeds += [unequal.layout] if unequal is not None and unequal.step_s < best.step_s else []
         seeds += [spec.layout] if isinstance(spec, Case) else []
         found = refine(spec, seeds, assumptions, evaluate=evaluate, budget=budget, progress=progress)
@@ -239,6 +246,19 @@ def explain(
         found,
         "simulated" if evaluate is None else "measured",
     )
+
+
+def seeds_of(programme: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Layout]:
+    """Where a refinement begins: the optimum, and the optima of other numbers of groups and of replicas.
+
+    The programme sees little between few large replicas and many small ones; what is in flight in a simulated step does.
+    """
+    found = [
+        allocate(programme, time_limit_s=time_limit_s),
+        *by_groups(programme, time_limit_s=time_limit_s)[:NUM_SEEDS],
+    ]
+    found += by_replicas(programme, time_limit_s=time_limit_s)
+    return list(dict.fromkeys(each.layout for each in found))
 
 
 def _what_ifs(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> list[WhatIf]:

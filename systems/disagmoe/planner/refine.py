@@ -265,7 +265,7 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
         yield {"groups": groups, "head_group": None}
     for depth in (expert_depth(layout) - 1, expert_depth(layout) + 1):
         yield {"expert_groups": None if depth == p else depth}
-    for factor in (2, 0.5):
+    for factor in (2, 0.5, 4, 0.25, 8, 0.125):
         both = {"attention_ranks": int(m * factor), "expert_ranks": int(n * factor)}
         yield both
         yield {**both, "groups": int(p / factor), "head_group": None}
