@@ -35,7 +35,7 @@ check-fig7: $(BASE) ## simulate Figure 7 anew and compare it with the published 
 	@$(BIN)/moebench figure fig7 --check $(ARGS)
 
 # What needs no GPU and no torch, the short ones first.
-FIGURES := split top-k virtual-stages ep-size batch nodes fig7 sensitivity regimes scaling
+FIGURES := split top-k virtual-stages ep-size batch nodes fig7 sensitivity regimes scaling refinement
 reproduce-all: $(BASE) ## every simulated figure, and the table of claims
 	@for name in $(FIGURES); do $(BIN)/moebench figure $$name $(ARGS) || exit 1; done
 	@$(BIN)/moebench claims $(ARGS)
