@@ -251,7 +251,7 @@ def explain(
 def seeds_of(programme: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Layout]:
     """Where a refinement begins: the optimum, and the optima of other numbers of groups and of replicas.
 
-    The programme sees little between few large replicas and many small ones; what is in flight in a simulated step does.
+    Few large replicas and many small ones are nearly one to the programme, and far apart in what a step has in flight.
     """
     found = [
         allocate(programme, time_limit_s=time_limit_s),
