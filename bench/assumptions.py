@@ -38,6 +38,7 @@ class Assumptions(BaseModel):
         tensor_exposed: share of the all-gathers and reduce-scatters round tensor-parallel attention that nothing hides.
         ring_exposed: share of a ring of keys and values that the attention core beside it does not hide even where it
             takes longer.
+        host_link: share of the bandwidth to the host's memory, both directions at once on every GPU of a node.
         context_bytes: memory of a GPU that the CUDA context takes, with the libraries' kernels and workspaces.
         communicator_bytes: buffers of each communicator of a rank: one for exchanges, one for every kind of sum.
         fragmentation: share of a GPU's memory that the caching allocator reserves and cannot use.
@@ -64,6 +65,7 @@ class Assumptions(BaseModel):
     saturating_sms: Annotated[int, Field(ge=1, le=4096)]
     tensor_exposed: Fraction
     ring_exposed: Fraction
+    host_link: Share
     context_bytes: Bytes
     communicator_bytes: Bytes
     fragmentation: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)]
@@ -114,6 +116,7 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         saturating_sms=1,
         tensor_exposed=1.0,
         ring_exposed=0.0,
+        host_link=1.0,
         context_bytes=0,
         communicator_bytes=0,
         fragmentation=0.0,
@@ -139,6 +142,7 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         saturating_sms=20,
         tensor_exposed=1.0,
         ring_exposed=0.77,
+        host_link=0.6,
         context_bytes=600 * 2**20,
         communicator_bytes=512 * 2**20,
         fragmentation=0.03,
@@ -172,6 +176,8 @@ REASONS: dict[str, str] = {
     "tensor_exposed": "the GEMMs round them need their result; megatron-core overlaps them in pieces only if asked "
     "(tp_comm_overlap, off by default); in every set",
     "ring_exposed": "measured: of the time of an NCCL exchange beside a GEMM, 0.77 was lost to the GEMM",
+    "host_link": "not measured: eight GPUs, both ways, share the memory of two sockets with eight channels of "
+    "DDR5-4800 each, 614 GB/s: 38 of 64 GB/s a GPU and direction",
     "context_bytes": "not measured there: one tensor on a GPU takes 0.5 to 0.7 GiB of it (discuss.pytorch.org/t/73021)",
     "communicator_bytes": "not measured there: NCCL 2.28.9 allocates 2^29 bytes for send and receive over the network "
     "for each communicator (NVIDIA/nccl#2363); direct NVLink connections take more (#1685)",

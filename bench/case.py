@@ -19,7 +19,7 @@ from bench.placement import Placement
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 MAX_MICROBATCHES = 1 << 14
-LATER_FIELDS = frozenset({"tp", "cp"})
+LATER_FIELDS = frozenset({"tp", "cp", "offload"})
 
 
 class _Frozen(BaseModel):
@@ -78,6 +78,7 @@ class Layout(_Frozen):
     `chunks` is the number of slices in which a micro-batch passes a layer's experts, `comm_sms` the streaming
     multiprocessors that a fused kernel gives to its communication. `tp` x `cp` ranks that hold attention share the
     sequences of one data rank: its heads and its tokens (see `bench.sequence`).
+    `offload` keeps the optimizer's state in the host's memory, from where the update streams it.
     """
 
     mbs: Count = 1
@@ -102,6 +103,7 @@ class Layout(_Frozen):
     copies: Literal["expert", "rank", "node"] = "rank"
     recompute: Literal["none", "full", "redispatch"] = "none"
     shard_state: bool = True
+    offload: Literal["none", "state"] = "none"
 
     def __str__(self) -> str:
         """key=value for every field that differs from its default; `from_pairs` is the inverse."""

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from bench.errors import BadInput, from_pydantic, unknown
 from bench.files import looks_like_path, parse_mapping, read_mapping
@@ -16,6 +16,7 @@ BytesPerSecond = Annotated[float, Field(ge=1e6, le=1e15, allow_inf_nan=False)]
 Latency = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 MAX_NODES = 16384
+PCIE5_BYTES_PER_S = 64e9  # 16 lanes of 32 GT/s, each direction
 GPUS_PER_NODE = 8
 
 
@@ -26,6 +27,8 @@ class Gpu(BaseModel):
         peak_tflops: dense matrix-multiply peak by dtype in 1e12 FLOP/s; a fused multiply-add is 2.
         num_sms: streaming multiprocessors.
         nvlink_bytes_per_s: usable bandwidth per direction to the other GPUs of the node, all peers together.
+        host_bytes_per_s: bandwidth per direction to the host's memory; PCIe 5.0 x16 unless said otherwise. Left out of
+            the text where it is that, as descriptions without it have always been.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -36,6 +39,14 @@ class Gpu(BaseModel):
     hbm_bytes_per_s: BytesPerSecond
     num_sms: Annotated[int, Field(ge=1, le=4096)]
     nvlink_bytes_per_s: BytesPerSecond
+    host_bytes_per_s: BytesPerSecond = PCIE5_BYTES_PER_S
+
+    @model_serializer(mode="wrap")
+    def _without_usual_link(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        if self.host_bytes_per_s == PCIE5_BYTES_PER_S:
+            del fields["host_bytes_per_s"]
+        return fields
 
     def peak_flops(self, dtype: str) -> float:
         """Dense peak in FLOP/s. Raises ``BadInput`` for a dtype without one."""
@@ -195,6 +206,7 @@ GPUS: dict[str, Gpu] = {
             hbm_bytes_per_s=2.0e12,
             num_sms=108,
             nvlink_bytes_per_s=240e9,
+            host_bytes_per_s=32e9,  # PCIe 4.0 x16
         ),
         # HGX B200 data sheet: 2250 TFLOP/s, 180 GB, 8 TB/s, NVLink 1800 GB/s both ways; 148 SMs.
         Gpu(

@@ -82,6 +82,7 @@ def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Cost
         mbs=layout.mbs,
         tp=layout.tp,
         cp=layout.cp,
+        offload=layout.offload,
         copies=layout.copies,
         recompute=layout.recompute,
         shard_state=layout.shard_state,

@@ -63,6 +63,8 @@ class State:
             whole = state_bytes(each.num_params, self.recipe, shards=self._shards(each))
             for name, size in zip(parts, (*resident, whole - sum(resident)), strict=True):
                 parts[name] += size
+        if self.case.layout.offload == "state":
+            parts["optimizer state"] = 0.0
         communicators = sum(each.num_peers > 1 for each in self.shared(group)) + (self.placement.size > 1)
         if group in self.placement.attention:
             communicators += (self.case.layout.tp > 1) + (self.case.layout.cp > 1)
@@ -79,12 +81,20 @@ class State:
         return assumed.context_bytes + buffers + assumed.fragmentation * gpu.memory_bytes
 
     def update_s(self, group: str) -> float:
-        """AdamW is bound by memory: gradient read, main weight and two moments read and written, weight written."""
+        """AdamW is bound by memory: gradient read, main weight and two moments read and written, weight written.
+
+        State that lives with the host streams through the GPU: read over the link while what is done is written back.
+        """
         recipe = self.recipe
         main = 2 * recipe.main_weight_bytes or recipe.weight_bytes
         per_param = recipe.grad_bytes + main + 4 * recipe.moment_bytes + recipe.weight_bytes
         params = sum(each.num_params / self._shards(each) for each in self.shared(group))
-        return params * per_param / (self.case.cluster.gpu.hbm_bytes_per_s * self.assumed.optimizer)
+        gpu = self.case.cluster.gpu
+        seconds = params * per_param / (gpu.hbm_bytes_per_s * self.assumed.optimizer)
+        if self.case.layout.offload == "none":
+            return seconds
+        streamed = params * (recipe.main_weight_bytes + 2 * recipe.moment_bytes)
+        return max(seconds, streamed / (gpu.host_bytes_per_s * self.assumed.host_link))
 
     def sync_bytes(self, group: str) -> float:
         """Bytes that a rank sends: a ring sends (n - 1) / n of the data once to reduce it and once to spread it."""

@@ -9,9 +9,11 @@ from typing import Literal, Protocol, runtime_checkable
 from bench.assumptions import Assumptions
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput, unknown
+from bench.flops import num_parameters
 from bench.placement import Placement
 from bench.plan import Plan
 
+STATE_BYTES = 12  # a parameter: main weight and two moments in fp32
 ENTRY_POINTS = "moebench.systems"
 TRAINERS = ("plan", "native")
 """What trains a case: this harness, which executes the system's plan; or the system's own code."""
@@ -142,6 +144,17 @@ def divisors(whole: int) -> list[int]:
 def worthwhile_copies(spec: CaseSpec) -> tuple[Literal["rank", "node"], ...]:
     """Dispatch copies worth trying: one row per expert is never less than one per rank; a node is several ranks."""
     return ("rank", "node") if spec.cluster.num_nodes > 1 else ("rank",)
+
+
+OFFLOADED_SHARE = 0.1
+"""Optimizer state that takes a smaller share of the GPUs' memory is not worth moving to the host."""
+
+
+def worthwhile_offloads(spec: CaseSpec, mbs: int) -> tuple[Literal["none", "state"], ...]:
+    """Where the state could be held: with the host where it crowds the GPUs, for the smallest micro-batches."""
+    state_bytes = STATE_BYTES * num_parameters(spec.model).total
+    memory_bytes = spec.cluster.num_gpus * spec.cluster.gpu.memory_bytes
+    return ("none", "state") if mbs == 1 and state_bytes > OFFLOADED_SHARE * memory_bytes else ("none",)
 
 
 LONG_TOKENS = 16384

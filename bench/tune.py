@@ -234,13 +234,15 @@ def _screen(
         try:
             placement = get_system(spec.system).placement(case)
             costs = costs_of(_in_one_piece(case), placement, assumptions)
-            bound = placement_bound_s(placement, costs, batch_of(case, placement).num_microbatches)
+            num_microbatches = batch_of(case, placement).num_microbatches
             least = least_bytes(case, placement, costs)
+            # The dearer of the two, and of no use where memory decides.
+            bound = None if least > capacity else placement_bound_s(placement, costs, num_microbatches)
         except BadInput as error:
             done.append(Candidate(layout, "refused", reason=str(error)))
             continue
-        if least > capacity:
-            done.append(Candidate(layout, "infeasible", bound, None, least, does_not_fit(case, least)))
+        if bound is None:
+            done.append(Candidate(layout, "infeasible", None, None, least, does_not_fit(case, least)))
         else:
             open_layouts.append(_Open(bound, least, case))
     return open_layouts, done

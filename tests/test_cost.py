@@ -10,7 +10,7 @@ from bench import predict
 from bench.action import COMPUTE, Action, Kind, Pass
 from bench.assumptions import ASSUMPTIONS, REASONS, Assumptions, get_assumptions
 from bench.case import Case, batch_of
-from bench.clusters import get_cluster
+from bench.clusters import Cluster, get_cluster
 from bench.cost import Costs
 from bench.edges import edges
 from bench.errors import BadInput
@@ -19,7 +19,7 @@ from bench.models import get_model
 from bench.placement import Placement
 from bench.program import Held
 from bench.roofline import attention_core
-from bench.system import plan_of
+from bench.system import get_system, plan_of
 from bench.tune import least_bytes
 
 DATASHEET = get_assumptions("datasheet")
@@ -304,6 +304,40 @@ def test_the_update_moves_every_byte_of_the_state() -> None:
     assert costs.update_s("F0") == pytest.approx(30 * experts / 3.35e12)
 
 
+def test_state_with_the_host_takes_no_memory_and_the_links_time() -> None:
+    case, resident = (make_case("disagmoe", expert_ranks=2, offload=offload) for offload in ("state", "none"))
+    host, gpus = costs_of(case), costs_of(resident)
+    experts = 4 * 8 * 3 * 64 * 96 / 2
+    assert gpus.static_bytes("F0") - host.static_bytes("F0") == 12 * experts
+    # PCIe 5.0: main weight and moments one way while others go the other way.
+    assert host.update_s("F0") == pytest.approx(12 * experts / 64e9)
+    slow = costs_of(case, get_assumptions("datasheet", ["host_link=0.5"]))
+    assert slow.update_s("F0") == pytest.approx(2 * host.update_s("F0"))
+    older = case.model_copy(update={"cluster": get_cluster("a100x16")})
+    assert costs_of(older).update_s("F0") == pytest.approx(12 * experts / 32e9)
+    # A link faster than memory does not make the update faster.
+    gpu = case.cluster.gpu.model_copy(update={"host_bytes_per_s": 1e15})
+    endless = case.model_copy(update={"cluster": case.cluster.model_copy(update={"gpu": gpu})})
+    assert costs_of(endless).update_s("F0") == gpus.update_s("F0")
+
+
+def test_state_is_offloaded_in_spaces_where_it_crowds_the_gpus() -> None:
+    def offloads(model: str) -> set[tuple[int, str]]:
+        spec = make_case("ep", model, cluster="h800x16", microbatches=128)
+        return {(each.mbs, each.offload) for each in get_system("ep").space(spec)}
+
+    assert offloads("qwen3-235b") == {(1, "none"), (1, "state"), (2, "none")}  # 22 of 80 GB
+    assert offloads("qwen3-30b") == {(1, "none"), (2, "none")}
+
+
+def test_the_usual_link_to_the_host_is_left_out_of_a_text() -> None:
+    usual, older = get_cluster("h800x1"), get_cluster("a100x16")
+    assert "host_bytes_per_s" not in usual.to_text()
+    assert '"host_bytes_per_s": 32000000000.0' in older.to_text()
+    for cluster in (usual, older):
+        assert Cluster.parse(cluster.to_text()) == cluster
+
+
 def test_messages_are_held_whole_where_they_are_packed_and_received() -> None:
     costs = costs_of(make_case("ep", ep=4))
     dispatch = Action(Kind.DISPATCH)
@@ -432,6 +466,7 @@ OVERRIDES = {
     "saturating_sms": "40",
     "tensor_exposed": "0.5",
     "ring_exposed": "0.5",
+    "host_link": "0.001",
 }
 MEMORY_OVERRIDES = {"context_bytes": "9000000000", "communicator_bytes": "9000000000", "fragmentation": "0.5"}
 
@@ -441,7 +476,7 @@ def all_seconds(assumed: Assumptions) -> float:
     total = 0.0
     for system, layout in (
         ("ep", {"ep": 16}),
-        ("ep", {"ep": 16, "tp": 2, "cp": 4}),
+        ("ep", {"ep": 16, "tp": 2, "cp": 4, "offload": "state"}),
         ("comet", {"ep": 16, "chunks": 8, "comm_sms": 16}),
         ("disagmoe", {"attention_ranks": 8, "expert_ranks": 4, "groups": 2}),
     ):

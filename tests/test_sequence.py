@@ -182,12 +182,12 @@ def test_what_cannot_be_shared_is_refused(layout: dict[str, Any], message: str) 
         costs_of(make_case(system, **fields))
 
 
-@pytest.mark.parametrize("field", ["tp", "cp"])
-def test_execution_refuses_it_before_anything_runs(field: str) -> None:
+@pytest.mark.parametrize(("field", "value"), [("tp", 2), ("cp", 2), ("offload", "state")])
+def test_execution_refuses_it_before_anything_runs(field: str, value: Any) -> None:
     from bench.execute.job import Job
 
-    with pytest.raises(BadInput, match=rf"layout\.{field}: 2 .* simulated only"):
-        Job.of(shared(**{"tp": 1, "cp": 1, field: 2}))
+    with pytest.raises(BadInput, match=rf"layout\.{field}: '?{value}'? .* simulated only"):
+        Job.of(shared(**{"tp": 1, "cp": 1, field: value}))
 
 
 @pytest.mark.parametrize("system", ["ep", "tutel", "dualpipe", "dualpipe-v", "disagmoe"])

@@ -40,9 +40,10 @@ def _refused(model: Model) -> list[tuple[str, object, str]]:
 
 def require_executable(layout: Layout) -> None:
     """Raises BadInput for the first layout field that is modelled only."""
-    for field in ("tp", "cp"):
-        if getattr(layout, field) != 1:
-            raise BadInput(f"layout.{field}", getattr(layout, field), "1 to execute: more is simulated only")
+    for field in ("tp", "cp", "offload"):
+        value, only = getattr(layout, field), Layout.model_fields[field].default
+        if value != only:
+            raise BadInput(f"layout.{field}", value, f"{only} to execute: anything else is simulated only")
 
 
 def unsupported(model: Model) -> list[str]:

@@ -14,7 +14,7 @@ from bench.errors import BadInput
 from bench.models import Model
 from bench.placement import Group, Placement
 from bench.plan import COMPUTE_STREAM, RECOMPUTE, ActionColumn, Plan
-from bench.system import divisors, require_divides, worthwhile_copies, worthwhile_shares
+from bench.system import divisors, require_divides, worthwhile_copies, worthwhile_offloads, worthwhile_shares
 from systems.baselines.interleaved import Turn
 
 
@@ -81,7 +81,9 @@ class Colocated(ABC):
 
     name = ""
     traits: tuple[str, ...] = ()
-    fields = frozenset({"mbs", "replicas", "ep", "pp", "vpp", "tp", "cp", "copies", "recompute", "shard_state"})
+    fields = frozenset(
+        {"mbs", "replicas", "ep", "pp", "vpp", "tp", "cp", "copies", "recompute", "shard_state", "offload"}
+    )
 
     @abstractmethod
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Mapping[str, Work]:
@@ -123,13 +125,14 @@ class Colocated(ABC):
                 shares = worthwhile_shares(spec, ep, replicas, pp)
                 # Sequences that are shared come one at a time.
                 dealt = [(mbs, tp, cp) for tp, cp in shares for mbs in ((1, 2) if tp * cp == 1 else (1,))]
-                choices = product(dealt, chunks, RECOMPUTE, all_copies)
-                for (mbs, tp, cp), vpp, recompute, copies in choices:
+                dealt_and_held = [(*deal, offload) for deal in dealt for offload in worthwhile_offloads(spec, deal[0])]
+                choices = product(dealt_and_held, chunks, RECOMPUTE, all_copies)
+                for (mbs, tp, cp, offload), vpp, recompute, copies in choices:
                     num_microbatches, left = divmod(sequences, replicas * ep // (tp * cp) * mbs)
                     interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0
                     if left == 0 and num_microbatches and (vpp == 1 or interleaves):
                         where = {"ep": ep, "pp": pp, "vpp": vpp, "tp": tp, "cp": cp, "replicas": replicas}
-                        yield Layout.make(**where, mbs=mbs, recompute=recompute, copies=copies)
+                        yield Layout.make(**where, mbs=mbs, recompute=recompute, copies=copies, offload=offload)
 
     def placement(self, case: Case) -> Placement:
         layout, model = case.layout, case.model

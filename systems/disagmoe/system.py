@@ -14,7 +14,7 @@ from bench.errors import BadInput
 from bench.placement import Placement
 from bench.plan import RECOMPUTE, Plan
 from bench.predict import costs_of
-from bench.system import divisors, worthwhile_copies, worthwhile_shares
+from bench.system import divisors, worthwhile_copies, worthwhile_offloads, worthwhile_shares
 from systems.disagmoe.af_pipe import AFPipe, Duration, parts_of
 from systems.disagmoe.placement import place
 
@@ -40,18 +40,20 @@ class DisagMoE:
     fields = frozenset(
         {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "expert_groups", "tp", "cp"}
         | {"layers_per_chunk", "round_length", "deferred_w", "lookahead", "head_group", "shared_on"}
-        | {"copies", "recompute", "shard_state"}
+        | {"copies", "recompute", "shard_state", "offload"}
     )
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         shared = ("attention", "expert") if spec.model.num_shared_experts else ("attention",)
         for shape in self._shapes(spec):
             p = shape["groups"]
-            for recompute, shared_on, copies in product(RECOMPUTE, shared, worthwhile_copies(spec)):
+            held = worthwhile_offloads(spec, shape["mbs"])
+            for recompute, shared_on, copies, offload in product(RECOMPUTE, shared, worthwhile_copies(spec), held):
+                how = {"recompute": recompute, "copies": copies, "shared_on": shared_on, "offload": offload}
                 # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
                 for rounds, deferred in ((4, 0), (2, 2), (2, 0), (1, 0)):
                     order = {"round_length": rounds * p, "deferred_w": deferred * p}
-                    yield Layout.make(**shape, **order, recompute=recompute, copies=copies, shared_on=shared_on)
+                    yield Layout.make(**shape, **order, **how)
 
     def _shapes(self, spec: CaseSpec) -> Iterator[dict[str, int]]:
         """M, N, p, replicas, tp, cp and mbs that fill the cluster and divide the batch."""
