@@ -19,6 +19,7 @@ from bench.placement import Placement
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 MAX_MICROBATCHES = 1 << 14
+ROUTINGS = r"^(learned|balanced|hot-rank|rotating-hot-rank|half-idle|empty-expert|zipf:\d+(\.\d+)?)$"
 LATER_FIELDS = frozenset({"tp", "cp", "offload"})
 
 
@@ -50,13 +51,14 @@ class Workload(_Frozen):
     """What every system has to do per optimizer step; the global batch is fixed per cell, in tokens.
 
     `routing` names how tokens choose experts: ``learned`` (the router's choice; simulated as balanced), ``balanced``,
-    ``zipf:ALPHA``, ``hot-rank``, ``empty-expert`` (see `bench.routing`); `seed` seeds data, weights and routing.
+    ``zipf:ALPHA``, ``hot-rank``, ``rotating-hot-rank``, ``half-idle``, ``empty-expert`` (see `bench.routing`); `seed`
+    seeds data, weights and routing.
     """
 
     seq_len: Annotated[int, Field(ge=2, le=1 << 22)]
     global_batch_tokens: Annotated[int, Field(ge=2, le=1 << 34)]
     dtype: Literal["bf16", "fp32"] = "bf16"
-    routing: Annotated[str, Field(pattern=r"^(learned|balanced|hot-rank|empty-expert|zipf:\d+(\.\d+)?)$")] = "balanced"
+    routing: Annotated[str, Field(pattern=ROUTINGS)] = "balanced"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
 
     @property

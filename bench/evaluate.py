@@ -41,6 +41,7 @@ def simulation_metrics(found: Prediction) -> dict[str, float | None]:
         **{name: None if value is None else float(value) for name, value in asdict(found.metrics).items()},
         "bound_s": found.bound_s,
         "fraction_of_bound": found.bound_s / step,
+        "load_imbalance": found.costs.load_imbalance,
         "peak_memory_bytes": found.peak_memory_bytes,
         **{f"{'_'.join(what.split())}_bytes": size for what, size in found.memory_parts.items()},
     }

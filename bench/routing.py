@@ -6,6 +6,8 @@ those left (a Plackett-Luce draw; Gumbel top-k gives the same law, arXiv 1903.06
 - ``balanced``, and ``learned`` where it has to be simulated: equal.
 - ``zipf:ALPHA``: the n-th most popular expert has n^-ALPHA; which expert that is differs from layer to layer.
 - ``hot-rank``: only the experts of the first expert rank, equally; where these are fewer than top_k, the next ones too.
+- ``rotating-hot-rank``: the same with another rank in every layer, the first, the second and so on.
+- ``half-idle``: only the experts of the first half of the expert ranks (rounded up), equally; top_k of them at least.
 - ``empty-expert``: all but expert 0 and the experts of the last rank, equally; where these leave fewer than top_k, the
   last rank's experts come back one by one, from its first, and expert 0 last.
 
@@ -39,7 +41,7 @@ class Routing:
     """A distribution of expert choices.
 
     Args:
-        name: ``balanced``, ``learned``, ``zipf``, ``hot-rank`` or ``empty-expert``.
+        name: ``balanced``, ``learned``, ``zipf``, ``hot-rank``, ``rotating-hot-rank``, ``half-idle``, ``empty-expert``.
         num_ranks: expert ranks (N) that share the experts; decides which experts are hot, or without tokens.
     """
 
@@ -134,7 +136,9 @@ class Routing:
         weight = np.ones(num)
         if self.name == "zipf":
             weight = np.arange(1, num + 1, dtype=np.float64) ** -self.alpha
-        elif self.name == "hot-rank":
+        elif self.name == "half-idle":
+            weight[max((self.num_ranks + 1) // 2 * local, self.top_k) :] = 0.0
+        elif self.name in ("hot-rank", "rotating-hot-rank"):
             weight[max(local, self.top_k) :] = 0.0
         elif self.name == "empty-expert":
             emptied = [*range(num - local, num), 0] if local < num else [0]
@@ -156,7 +160,8 @@ class Routing:
     def _order(self, layer: int) -> Ids:
         """[experts]: the expert at each place of the order of popularity."""
         if self._flat:
-            return np.arange(self.num_experts)
+            turned = layer * (self.num_experts // self.num_ranks) if self.name == "rotating-hot-rank" else 0
+            return (np.arange(self.num_experts) + turned) % self.num_experts
         return np.random.default_rng((self.seed, _ORDERS, layer)).permutation(self.num_experts)
 
 
@@ -170,7 +175,7 @@ def _hit_blocks(routing: Routing, layer: int, block_of_rank: tuple[int, ...], nu
     """[blocks]: probability that a token has an assignment on a rank of each."""
     block_of_expert = np.repeat(block_of_rank, routing.num_experts // len(block_of_rank))
     if routing._flat:
-        eligible = np.bincount(block_of_expert, routing._by_popularity > 0, num_blocks)
+        eligible = np.bincount(block_of_expert, routing.popularity(layer) > 0, num_blocks)
         total = comb(routing._num_eligible, routing.top_k)
         misses = [comb(routing._num_eligible - int(local), routing.top_k) for local in eligible]
         return np.array([1.0 - miss / total for miss in misses])

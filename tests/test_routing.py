@@ -10,7 +10,7 @@ from bench.errors import BadInput
 from bench.models import get_model
 from bench.routing import Routing
 
-EVERY_NAME = ["balanced", "learned", "zipf:1", "zipf:0.5", "hot-rank", "empty-expert"]
+EVERY_NAME = ["balanced", "learned", "zipf:1", "zipf:0.5", "hot-rank", "rotating-hot-rank", "half-idle", "empty-expert"]
 
 
 def routing(name: str, num_ranks: int = 4, model: str = "tiny", seed: int = 3) -> Routing:
@@ -40,7 +40,7 @@ def test_balanced_copies_count_ranks_of_all_subsets(num_experts: int, num_ranks:
     assert route.copies(0, num_ranks, "expert") == pytest.approx([top_k / num_ranks] * num_ranks)
 
 
-@pytest.mark.parametrize("name", ["zipf:1", "zipf:2", "hot-rank", "empty-expert"])
+@pytest.mark.parametrize("name", ["zipf:1", "zipf:2", "hot-rank", "rotating-hot-rank", "half-idle", "empty-expert"])
 def test_uneven_counts_match_the_exact_law(name: str) -> None:
     route = routing(name)
     exact = exact_choices(route.popularity(5), route.top_k)
@@ -55,6 +55,24 @@ def test_uneven_counts_match_the_exact_law(name: str) -> None:
     assert route.expert_share(5) == pytest.approx(share, abs=5 * 0.5 / 128)
     assert route.copies(5, 4, "rank") == pytest.approx(hit, abs=5 * 0.5 / 128)
     assert route.assignments(5, 4) == pytest.approx(share.reshape(4, 2).sum(axis=1), abs=5 * 0.5 / 64)
+
+
+def test_half_of_the_ranks_are_idle() -> None:
+    route = routing("half-idle", num_ranks=4)  # 8 experts, top 2
+    assert route.assignments(0, 4).tolist() == [1, 1, 0, 0]
+    assert route.imbalance(0, 4) == 2
+    assert routing("half-idle", num_ranks=1).popularity(0).tolist() == [1 / 8] * 8
+
+
+def test_a_hot_rank_rotates_from_layer_to_layer() -> None:
+    route, still = routing("rotating-hot-rank", num_ranks=4), routing("hot-rank", num_ranks=4)
+    for layer in range(6):
+        assert route.assignments(layer, 4).tolist() == np.roll(still.assignments(0, 4), layer).tolist()
+        assert route.copies(layer, 4, "rank").tolist() == np.roll(still.copies(0, 4, "rank"), layer).tolist()
+        ids = route.expert_ids(layer, 0, 16)
+        assert ids is not None
+        assert np.unique(ids // 2).tolist() == [layer % 4]
+    assert route.imbalance(5, 4) == 4
 
 
 def test_zipf_popularity_falls_as_a_power_of_the_place() -> None:
