@@ -21,7 +21,7 @@ from bench.trial import Status, Trial, command_for
 
 if TYPE_CHECKING:
     from bench.execute.checkpoint import Saving
-    from bench.execute.pool import RankError, RankPool
+    from bench.execute.pool import RankError, Ranks
     from bench.execute.train import StepRecord
     from bench.timeline import Timeline
     from bench.transports import Carrier
@@ -44,7 +44,7 @@ def measure(
     transport: str = "auto",
     data: str = "text",
     weights: str = "host",
-    pool: "RankPool | None" = None,
+    pool: "Ranks | None" = None,
     on_step: "Callable[[StepRecord], None] | None" = None,
     keep_timeline: bool = False,
     telemetry_hz: float | None = DEFAULT_HZ,
@@ -83,7 +83,7 @@ def measure(
     metrics: dict[str, float | None] = {}
     num_ranks = ranks_of(case)
     with contextlib.ExitStack() as stack:
-        ranks = pool or stack.enter_context(RankPool(num_ranks, device, transport=transport))
+        ranks: Ranks = pool or stack.enter_context(RankPool(num_ranks, device, transport=transport))
         carrier = ranks.carrier_of(transport)
         try:
             result = train(

@@ -14,7 +14,7 @@ from bench.case import Batch, Case, batch_of
 from bench.check import check
 from bench.errors import BadInput, unknown
 from bench.execute.data import Corpus, open_corpus
-from bench.execute.pool import RankPool
+from bench.execute.pool import Ranks
 from bench.execute.support import require_executable, require_supported
 from bench.lower import lower
 from bench.program import Program
@@ -120,7 +120,7 @@ class Job:
         home = placement.home(Kind.EXPERT, self.case.model.num_dense_layers)
         return Routing.of(self.case.workload, self.case.model, placement.by_name[home].size)
 
-    def require_ranks(self, pool: RankPool, needed: int | None = None) -> None:
+    def require_ranks(self, pool: Ranks, needed: int | None = None) -> None:
         """Raises BadInput where the pool has fewer ranks than are needed; the job's world where not given."""
         needed = self.world_size if needed is None else needed
         if needed > pool.world_size:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from bench.errors import BadInput
 from bench.execute.rank import join_group, process_group, rank_device, rank_main, report, trace_file
@@ -48,6 +48,34 @@ class RankError(RuntimeError):
     def __init__(self, rank: int, cause: str, message: str, refused: tuple[str, str, str] | None = None) -> None:
         super().__init__(message)
         self.rank, self.cause, self.refused = rank, cause, refused
+
+
+class Ranks(Protocol):
+    """Ranks that call functions together: those of a `RankPool`, or those that a launcher has started.
+
+    Attributes:
+        world_size, device, transport, carrier: as of `RankPool`.
+    """
+
+    world_size: int
+    device: Literal["cpu", "cuda"]
+    transport: str
+    carrier: Carrier
+
+    def carrier_of(self, transport: str) -> Carrier:
+        """See `RankPool.carrier_of`."""
+        ...
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        world_size: int | None = None,
+        on_report: Callable[[int, Any], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """See `RankPool.run`."""
+        ...
 
 
 class RankPool:

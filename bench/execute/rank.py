@@ -60,15 +60,15 @@ def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
     return _rank.groups[key] if dist.get_rank() in key else None
 
 
-def become_rank(number: int, device: str, gpu: int, on_report: Callable[[Any], None]) -> None:
+def become_rank(number: int, device: str, carrier: Carrier, gpu: int, on_report: Callable[[Any], None]) -> None:
     """Makes this process, which a launcher has started, the rank of that number.
 
     Args:
+        carrier: what carries payload between the ranks.
         gpu: which of the GPUs that this process sees is its own, where `device` is ``cuda``.
         on_report: gets what `report` sends.
     """
-    _rank.number, _rank.device, _rank.on_report = number, device, on_report
-    _rank.carrier = Carrier("nccl", 1) if device == "cuda" else Carrier("gloo")
+    _rank.number, _rank.device, _rank.carrier, _rank.on_report = number, device, carrier, on_report
     _set_up_torch(gpu)
 
 

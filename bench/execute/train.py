@@ -27,7 +27,7 @@ from bench.execute.clock import Clock, align_clocks
 from bench.execute.job import Job
 from bench.execute.loop import Loop, loop_of
 from bench.execute.optimizer import clip_scale, square_sum
-from bench.execute.pool import RankPool
+from bench.execute.pool import RankPool, Ranks
 from bench.execute.rank import rank_device, report
 from bench.execute.record import StepResult, merge_timeline
 from bench.execute.reference import ReferenceModel
@@ -89,7 +89,7 @@ def train(
     steps: int,
     device: Literal["cpu", "cuda"] = "cpu",
     transport: str = "auto",
-    pool: RankPool | None = None,
+    pool: Ranks | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
     data: str = "text",
     weights: str = "host",
@@ -161,7 +161,7 @@ def executed_timeline(
     *,
     device: Literal["cpu", "cuda"] = "cpu",
     transport: str = "auto",
-    pool: RankPool | None = None,
+    pool: Ranks | None = None,
     warmup_steps: int = 2,
     data: str = "text",
 ) -> Timeline:
@@ -195,8 +195,8 @@ def _tell(told: Sequence[RankTelemetry | None], on_telemetry: Callable[[RankTele
 
 @contextlib.contextmanager
 def _ranks(
-    job: Job, world_size: int, pool: RankPool | None, device: Literal["cpu", "cuda"], transport: str
-) -> Iterator[RankPool]:
+    job: Job, world_size: int, pool: Ranks | None, device: Literal["cpu", "cuda"], transport: str
+) -> Iterator[Ranks]:
     if pool is not None:
         job.require_ranks(pool, world_size)
         yield pool

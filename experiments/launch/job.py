@@ -12,10 +12,11 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.trial import Trial
 from experiments.launch.ledger import Ledger
+from experiments.launch.ranks import JoinedRanks
 from experiments.launch.submission import Entry, JobFolder, JobRecord
 from experiments.launch.work import status_of
 
@@ -76,12 +77,11 @@ class Element:
             (folder.path / f"ended.{element}").unlink(missing_ok=True)  # of the start before this one
             self.journal = Journal(folder, element, record.heartbeat_s)
             self.journal.write("job-start", host=environment.hostname, job=environment.job_id, restart=self.restart)
-        self.ranks: Any = None
+        self.ranks: JoinedRanks | None = None
         if any(entry.task.settings.backend == "run" for entry in folder.entries(element)):
-            from experiments.launch.ranks import JoinedRanks
-
             meeting = folder.path / f"rendezvous.{element}.{self.restart}"
-            self.ranks = JoinedRanks(environment, meeting, record.shape.num_ranks, record.shape.device)
+            device: Literal["cpu", "cuda"] = "cuda" if record.shape.device == "cuda" else "cpu"
+            self.ranks = JoinedRanks(environment, meeting, record.shape.num_ranks, device)
 
     def run(self) -> None:
         for number, entry in enumerate(self.folder.entries(self.element)):

@@ -1,6 +1,6 @@
 """The ranks of a job as one finds them: each is a process that Slurm started, and all of them call the same function.
 
-Stands in for `bench.execute.pool.RankPool`, which starts ranks itself: here a call of `run` happens on every rank.
+`bench.execute.pool.RankPool` starts ranks itself; here a call of `run` happens on every rank.
 """
 
 import os
@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.errors import BadInput
+from bench.transports import Carrier
 from experiments.launch.ledger import replace
 
 RENDEZVOUS_TIMEOUT_S = 300.0
@@ -26,16 +27,18 @@ class JoinedRanks:
     Raises BadInput where a node has fewer GPUs than ranks.
     """
 
-    def __init__(self, environment: Any, meeting: Path, num_ranks: int, device: str) -> None:
+    def __init__(self, environment: Any, meeting: Path, num_ranks: int, device: Literal["cpu", "cuda"]) -> None:
         from bench.execute.rank import become_rank
 
-        self.rank, self.world_size, self.device = environment.global_rank, num_ranks, device
+        self.rank, self.world_size, self.device, self.transport = environment.global_rank, num_ranks, device, "auto"
+        # A GPU a rank, on all nodes together.
+        self.carrier = Carrier.of("auto", device, num_ranks, num_ranks if device == "cuda" else 0)
         self._host = environment.hostname
         self._calls = 0
         self._on_report: Callable[[int, Any], None] | None = None
         self._reports: list[Any] = []
         gpu = _gpu_of(environment.local_rank) if device == "cuda" else 0
-        become_rank(self.rank, device, gpu, self._take_report)
+        become_rank(self.rank, device, self.carrier, gpu, self._take_report)
         alone = environment.num_nodes == 1
         if alone:  # this host's name need not resolve to an address that reaches it
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -46,6 +49,12 @@ class JoinedRanks:
         if self.rank == 0:
             self.store.set(what, decide())
         return str(self.store.get(what).decode())
+
+    def carrier_of(self, transport: str) -> Carrier:
+        """As `RankPool.carrier_of`. Raises BadInput."""
+        if transport in ("auto", self.transport):
+            return self.carrier
+        return Carrier.of(transport, self.device, self.world_size, self.carrier.num_gpus)
 
     def run(
         self,

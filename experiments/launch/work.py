@@ -12,7 +12,7 @@ from bench.provenance import code_digest, collect
 from bench.trial import Status, Trial, command_for, content_id
 
 if TYPE_CHECKING:
-    from bench.execute.pool import RankPool
+    from bench.execute.pool import Ranks
 
 Backend = Literal["simulate", "run"]
 BACKENDS: tuple[Backend, ...] = ("simulate", "run")
@@ -75,14 +75,14 @@ class Task:
         settings |= {name: tuple(settings.get(name, ())) for name in ("overrides", "fixed")}
         return cls(kind.parse(json.dumps(fields["spec"])), Settings(**settings), fields["repeat"])
 
-    def run(self, ranks: "RankPool | None" = None) -> Trial:
+    def run(self, ranks: "Ranks | None" = None) -> Trial:
         """Does it. `ranks`: what a run trains on; processes of this host where not given."""
         settings = self.settings
         if settings.backend == "simulate":
             return simulate_trial(self.spec, settings.costs, fixed=settings.fixed, budget=settings.budget)
         return self._measure(ranks)
 
-    def _measure(self, ranks: "RankPool | None") -> Trial:
+    def _measure(self, ranks: "Ranks | None") -> Trial:
         from bench.measured import measure
 
         settings, case = self.settings, self._case
