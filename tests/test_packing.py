@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from launching import SITE, task
 
 from bench.case import CaseSpec
+from bench.clusters import get_cluster
 from bench.errors import BadInput
 from experiments.launch import choose, site
 from experiments.launch.pack import SIMULATION, Shape, minutes, packs, shape_of
-from experiments.launch.preview import require_possible, runs
+from experiments.launch.preview import require_nodes, require_possible, runs
 from experiments.launch.slurm_state import ClusterFacts, Partition
 from experiments.launch.work import Settings
 
@@ -88,6 +89,14 @@ def test_what_slurm_could_never_start_is_refused() -> None:
     facts = ClusterFacts({"small": small}, 1001, False)
     wide = task(backend="run", ep=4, replicas=2)
     require_possible([wide], site.Site(time="20"), facts, False)
+    work = wide.spec.workload
+    large, fits = (
+        CaseSpec(model=wide.spec.model, cluster=get_cluster(name), workload=work, system="ep")
+        for name in ("h800x16", "h800x2")
+    )
+    require_nodes([fits, wide.spec], site.Site(), facts)
+    with pytest.raises(BadInput, match="nodes: 16 is not valid; allowed: at most the 2 nodes of partition small"):
+        require_nodes([fits, large], site.Site(), facts)
     for settings_, line in (
         (site.Site(partition="huge", time="20"), "partition: 'huge' is not valid; allowed: small"),
         (site.Site(time="21"), "time: 21 is not valid; allowed: at most the 20 minutes"),

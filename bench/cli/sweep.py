@@ -175,6 +175,8 @@ def _plan(
         from bench.cli.output import working
 
         require_machine(specs, site, _smaller(experiment, quick))
+        if facts is not None:
+            preview.require_nodes(specs, site, facts)
         with working("layouts") as advance:
             chosen = layouts.with_layouts(specs, ledger, advance)
         left_out = chosen.no_layout

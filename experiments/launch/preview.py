@@ -10,7 +10,7 @@ from experiments.launch.layouts import peak_bytes
 from experiments.launch.ledger import Ledger
 from experiments.launch.pack import SIMULATION, minutes, packs, shape_of
 from experiments.launch.site import Site
-from experiments.launch.slurm_state import ClusterFacts
+from experiments.launch.slurm_state import ClusterFacts, Partition
 from experiments.launch.submission import new_name, record_of, script_text
 from experiments.launch.work import Task
 
@@ -43,17 +43,30 @@ def runs(tasks: Sequence[Task], site: Site) -> list[Run]:
     return found
 
 
-def require_possible(tasks: Sequence[Task], site: Site, facts: ClusterFacts, pack: bool) -> None:
-    """Raises BadInput where Slurm could never start a job: unknown partition, too many nodes, too long."""
+def require_nodes(specs: Sequence[CaseSpec], site: Site, facts: ClusterFacts) -> None:
+    """Raises BadInput where the partition has too few nodes for a spec; looked at before layouts are searched for."""
+    partition = _partition(site, facts)
+    for spec in specs:
+        cluster = spec.cluster
+        nodes = -(-cluster.num_gpus // (site.gpus_per_node or cluster.gpus_per_node))
+        if not isinstance(spec, Case) and nodes > partition.num_nodes:
+            raise BadInput("nodes", nodes, f"at most the {partition.num_nodes} nodes of partition {partition.name}")
+
+
+def _partition(site: Site, facts: ClusterFacts) -> Partition:
     name = site.partition
-    if name is None:
-        partition = next((one for one in facts.partitions.values() if one.is_default), None)
-    elif name not in facts.partitions:
+    if name is not None and name not in facts.partitions:
         raise unknown("partition", name, facts.partitions)
-    else:
-        partition = facts.partitions[name]
+    default = next((one for one in facts.partitions.values() if one.is_default), None)
+    partition = default if name is None else facts.partitions[name]
     if partition is None:
         raise BadInput("partition", None, f"one of {', '.join(facts.partitions)} (there is no default)")
+    return partition
+
+
+def require_possible(tasks: Sequence[Task], site: Site, facts: ClusterFacts, pack: bool) -> None:
+    """Raises BadInput where Slurm could never start a job: unknown partition, too many nodes, too long."""
+    partition = _partition(site, facts)
     for shape in sorted({shape_of(task, site) for task in tasks}):
         if shape.nodes > partition.num_nodes:
             allowed = f"at most the {partition.num_nodes} nodes of partition {partition.name}"
