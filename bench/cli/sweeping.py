@@ -123,7 +123,8 @@ def _drawn(now: "Standing") -> Any:
     lines += [f"waiting: {number} {why}" for why, number in now.waiting.items()]
     lines += [f"Slurm does not answer: {now.trouble}"] if now.trouble else []
     lines += [f"about {now.eta_s / 60:.1f} minutes left"] if now.eta_s else []
-    return Group(table, ProgressBar(total=max(1, now.total), completed=now.done, width=60), Text("\n".join(lines)))
+    bar = ProgressBar(total=max(1, now.total), completed=now.done, width=60)
+    return Group(table, bar, Text("\n".join(["", *lines])))  # a bar ends no line
 
 
 def cancel(name: SweepName = None, results: options.Results = None, json: options.Json = False) -> None:
