@@ -166,6 +166,7 @@ def _step_metrics(timeline: "Timeline", case: Case, num_gpus: int) -> dict[str, 
     found, seen = hiding(timeline), metrics_of(timeline, case, num_gpus or None)
     return {
         "mfu": seen.mfu,
+        "hfu": seen.hfu,
         "bubble_fraction": seen.bubble_fraction,
         "overlapped_fraction": seen.overlapped_fraction,
         "exposed_comm_s": seen.exposed_comm_s,

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+FORWARD_AGAIN = 4 / 3
+"""FLOPs of a step with its forward twice over those with it once: F + B + W = 3 F."""
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -33,6 +36,7 @@ class Metrics:
     tokens_per_s_per_gpu: float
     tflops_per_gpu: float
     mfu: float | None
+    hfu: float | None
     bubble_fraction: float
     exposed_comm_s: float
     overlapped_fraction: float
@@ -44,7 +48,8 @@ def metrics(timeline: Timeline, case: Case, num_gpus: int | None = None) -> Metr
     """All metrics of one step of `case`.
 
     tokens_per_s = global batch / step time; tokens_per_s_per_gpu divides by the GPUs; tflops_per_gpu = model FLOPs of
-    the step (`bench.flops.step_flops`) / (step time x GPUs) / 1e12.
+    the step (`bench.flops.step_flops`) / (step time x GPUs) / 1e12; hfu is mfu with what is computed again counted, a
+    third more where the layout recomputes: every part then runs its forward once more.
 
     Args:
         num_gpus: allocated GPUs, idle ones included; all of the case's cluster if not given.
@@ -58,12 +63,14 @@ def metrics(timeline: Timeline, case: Case, num_gpus: int | None = None) -> Metr
     tokens = case.workload.global_batch_tokens
     flops = step_flops(case.model, case.workload.seq_len, tokens)
     peak = case.cluster.gpu.peak_tflops.get(case.workload.dtype)
+    useful = None if peak is None else mfu(flops, step_s, gpus, peak * 1e12)
     return Metrics(
         step_time_s=step_s,
         tokens_per_s=tokens / step_s,
         tokens_per_s_per_gpu=tokens / step_s / gpus,
         tflops_per_gpu=flops / step_s / gpus / 1e12,
-        mfu=None if peak is None else mfu(flops, step_s, gpus, peak * 1e12),
+        mfu=useful,
+        hfu=None if useful is None else useful * (1 if case.layout.recompute == "none" else FORWARD_AGAIN),
         bubble_fraction=bubble_fraction(timeline),
         exposed_comm_s=exposed_comm_s(timeline),
         overlapped_fraction=overlapped_fraction(timeline),

@@ -97,6 +97,10 @@ def test_rates_divide_by_allocated_gpus() -> None:
     flops = step_flops(case.model, 16, 128)
     assert found.tflops_per_gpu == pytest.approx(flops / 20 / 16 / 1e12)
     assert found.mfu == pytest.approx(flops / 20 / 16 / 989e12)
+    assert found.hfu == found.mfu
+    for recompute in ("full", "redispatch"):
+        again = metrics(by_hand(), make_case("ep", cluster="h800x2", ep=2, recompute=recompute))
+        assert again.mfu == pytest.approx(found.mfu) and again.hfu == pytest.approx(4 / 3 * found.mfu)
     assert metrics(by_hand(), case, num_gpus=2).tokens_per_s_per_gpu == pytest.approx(128 / 20 / 2)
 
 
@@ -104,7 +108,8 @@ def test_a_dtype_without_a_peak_has_no_mfu() -> None:
     case = make_case("ep", cluster="h800x1", ep=2)
     gpu = case.cluster.gpu.model_copy(update={"peak_tflops": {"fp8": 1.0}})
     unknown = case.model_copy(update={"cluster": case.cluster.model_copy(update={"gpu": gpu})})
-    assert metrics(by_hand(), unknown).mfu is None
+    found = metrics(by_hand(), unknown)
+    assert (found.mfu, found.hfu) == (None, None)
 
 
 def test_a_step_without_time_is_refused() -> None:
