@@ -28,7 +28,7 @@ from bench.program import Held
 from bench.system import KnowsInFlight, KnowsSeeds, get_system
 from bench.tally import COMPUTES_AT, Role, times
 
-DEFAULT_BUDGET = 16
+DEFAULT_BUDGET = 64
 MAX_DISTANCE = 2
 LESS_ROOM = 0.85
 
