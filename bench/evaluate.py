@@ -95,7 +95,7 @@ def nothing_fits(found: TuneResult, model: CostModel, fixed: Sequence[str] = ())
     message = tuned_trial(found, model, fixed, None).message
     if found.closest is not None:
         try:
-            closest = predict(found.spec.with_layout(found.closest.layout), model.values, checked=False)
+            closest = predict(found.spec.with_layout(found.closest.layout), model.values, rough=True)
         except BadInput:
             return BadInput("layout", "tuned", message)
         if closest.missing_bytes:

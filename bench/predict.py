@@ -1,7 +1,7 @@
 """From a case to its simulated step: plan, check, lower, cost, simulate. Every simulated number takes this path."""
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -34,10 +34,20 @@ class Prediction:
     program: Program
     costs: Costs
     timeline: Timeline
-    metrics: Metrics
-    bound_s: float
     peak_memory_bytes: float
     memory_parts: dict[str, float]
+
+    @property
+    def step_time_s(self) -> float:
+        return self.timeline.step_time_s
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return metrics(self.timeline, self.case)
+
+    @cached_property
+    def bound_s(self) -> float:
+        return bound_s(self.program, self.costs)
 
     @property
     def missing_bytes(self) -> float:
@@ -114,18 +124,19 @@ def _costs(
     )
 
 
-def predict(case: Case, assumptions: Assumptions, *, checked: bool = True) -> Prediction:
+def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Prediction:
     """Simulates one optimizer step. Raises BadInput (PlanError) for a layout or a plan that cannot be.
 
-    With `checked` False the rendezvous run is left out: a search does it for its winner alone.
+    With `rough`, the rendezvous run and the timeline's allocations are left out: a search makes them for its winner
+    alone.
     """
     from bench.simulate import peak_bytes, simulate  # loads the compiler, which most commands do without
 
     program = lower(plan_of(case), case.model)
-    if checked:
+    if not rough:
         check(program)
     costs = costs_of(case, program.plan.placement, assumptions)
-    timeline = simulate(program, costs)
+    timeline = simulate(program, costs, allocations=not rough)
     peaks = peak_bytes(program, costs, timeline)
     groups = program.plan.placement.groups
     fullest = np.repeat(np.arange(len(groups)), [group.size // timeline.stands_for for group in groups])[peaks.argmax()]
@@ -136,8 +147,6 @@ def predict(case: Case, assumptions: Assumptions, *, checked: bool = True) -> Pr
         program=program,
         costs=costs,
         timeline=timeline,
-        metrics=metrics(timeline, case),
-        bound_s=bound_s(program, costs),
         peak_memory_bytes=peak,
         memory_parts=static | {"activations and messages": peak - sum(static.values())},
     )

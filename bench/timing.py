@@ -40,7 +40,7 @@ def simulated(assumptions: Assumptions) -> Evaluate:
 
     def evaluate(case: Case) -> StepTime:
         found = predict(case, assumptions)
-        step_s, missing = found.metrics.step_time_s, found.missing_bytes > 0
+        step_s, missing = found.step_time_s, found.missing_bytes > 0
         return StepTime(
             "infeasible" if missing else "ok",
             step_s,

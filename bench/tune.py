@@ -19,7 +19,6 @@ from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions
 from bench.bound import placement_bound_s
 from bench.case import Case, CaseSpec, Layout, batch_of
-from bench.check import check
 from bench.cost import Costs
 from bench.errors import BadInput
 from bench.placement import Placement
@@ -106,15 +105,15 @@ def tune(
     while (case := search.next(best)) is not None:
         found = _simulate(case, assumptions, done)
         search.learn(found is not None, done[-1].step_time_s)
-        if found is not None and (best is None or found.metrics.step_time_s < best.metrics.step_time_s):
+        if found is not None and (best is None or found.step_time_s < best.step_time_s):
             best = found
         if progress is not None:
             progress(search.num_simulated, len(search.left))
     for layout in search.left:
-        beaten = best is not None and layout.bound_s >= best.metrics.step_time_s
+        beaten = best is not None and layout.bound_s >= best.step_time_s
         done.append(Candidate(layout.case.layout, "bound" if beaten else "budget", layout.bound_s))
     if best is not None:
-        check(best.program)
+        best = predict(best.case, assumptions)
     done.sort(key=lambda c: (c.status != "ok", c.step_time_s or 0.0, c.bound_s or 0.0))
     return TuneResult(spec, best, tuple(done))
 
@@ -148,7 +147,7 @@ class _Search:
         """None once nothing is left that may win, or the budget is spent."""
         if self.budget is not None and self.num_simulated >= self.budget:
             return None
-        limit = best.metrics.step_time_s if best else float("inf")
+        limit = best.step_time_s if best else float("inf")
         hopeful = [layout for layout in self.left if layout.bound_s < limit]
         if not hopeful:
             return None
@@ -210,11 +209,11 @@ def _distance(one: Layout, other: Layout) -> int:
 def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Prediction | None:
     """Simulates and notes what came out; the prediction if it fits."""
     try:
-        found = predict(case, assumptions, checked=False)
+        found = predict(case, assumptions, rough=True)
     except BadInput as error:
         done.append(Candidate(case.layout, "refused", reason=str(error)))
         return None
-    peak, time = found.peak_memory_bytes, found.metrics.step_time_s
+    peak, time = found.peak_memory_bytes, found.step_time_s
     if found.missing_bytes:
         done.append(Candidate(case.layout, "infeasible", found.bound_s, time, peak, does_not_fit(case, peak)))
         return None

@@ -1,8 +1,7 @@
 """Bytes held over a simulated step: static state, and values from the start of their maker to the end of their user."""
 
-from itertools import pairwise
-
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from bench.action import view
@@ -37,17 +36,25 @@ def peak_bytes(program: Program, costs: Costs, timeline: Timeline) -> Floats:
     op_of = np.repeat(np.arange(program.num_ops), np.diff(base))
     rank = (first_rank[program.group[op_of]] + np.arange(len(op_of)) - base[op_of])[task]
     when = np.concatenate([timeline.end_s[last_task], timeline.start_s[task]])
-    change = np.concatenate([-held, held])
-    where = np.concatenate([rank, rank])
     # Sorting is stable: ends, which come first, stay before starts of the same moment.
-    order = np.lexsort((when, where))
-    running = np.cumsum(change[order])
-    peaks = np.repeat([costs.static_bytes(group.name) for group in groups], sizes)
-    bounds = np.searchsorted(where[order], np.arange(len(peaks) + 1))
-    for r, (low, high) in enumerate(pairwise(bounds)):
-        # A rank's changes sum to 0, so the running sum begins again for every rank.
-        peaks[r] += running[low:high].max(initial=0.0)
-    return peaks
+    order = np.argsort(when, kind="stable")
+    static = np.repeat([costs.static_bytes(group.name) for group in groups], sizes)
+    return static + _highest(order, rank, held, len(static))
+
+
+@njit(cache=True, nogil=True)
+def _highest(order, rank, held, num_ranks):  # type: ignore[no-untyped-def]
+    """[ranks]: the largest sum of what is held. Of n values, event i < n is the end of value i, n + i its start."""
+    now, most = np.zeros(num_ranks), np.zeros(num_ranks)
+    for event in order:
+        value = event % len(held)
+        r = rank[value]
+        if event < len(held):
+            now[r] -= held[value]
+        else:
+            now[r] += held[value]
+            most[r] = max(most[r], now[r])
+    return most
 
 
 def _spans(

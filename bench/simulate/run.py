@@ -19,7 +19,7 @@ from bench.timeline import Timeline
 Floats = NDArray[np.float64]
 
 
-def simulate(program: Program, costs: Costs, *, fold: bool | None = None) -> Timeline:
+def simulate(program: Program, costs: Costs, *, fold: bool | None = None, allocations: bool = True) -> Timeline:
     """One optimizer step of one replica, every operation on every rank.
 
     Semantics. Queues run in order. All COMPUTE of a rank shares its SMs; a SEND takes the sending ports of its rank for
@@ -31,6 +31,7 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None) -> Tim
 
     Args:
         fold: whether one rank stands for several of its group, which needs `costs.uniform`; by default, where it may.
+        allocations: whether the timeline says what each operation allocates; 0 otherwise.
     Raises:
         PlanError: the plan does not end (see `bench.check`). BadInput: `fold` where ranks differ.
     """
@@ -64,7 +65,7 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None) -> Tim
         end_s=state.tasks[:, engine.END].copy(),
         bytes=np.where(op == Op.RECV, table.bytes_in[row, place], table.bytes_out[row, place]),
         flops=table.flops[row, place],
-        alloc_bytes=net_bytes(program, costs, ops.base, sizes),
+        alloc_bytes=net_bytes(program, costs, ops.base, sizes) if allocations else np.zeros(len(task_op)),
         stands_for=stands_for,
     )
 
