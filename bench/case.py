@@ -72,8 +72,9 @@ class Workload(_Frozen):
 class Layout(_Frozen):
     """What a system may choose. Each system declares which fields it uses; setting another is an error.
 
-    Colocated systems use `ep` (ranks that share the experts), `pp` and `vpp`; `disagmoe` uses `attention_ranks` (M) and
-    `expert_ranks` (N) per group, `groups` (p, of each kind; `expert_groups`
+    Colocated systems use `ep` (ranks that share the experts), `pp` and `vpp`, and those of megatron-core
+    `microbatch_group` (micro-batches that pass a chunk together, `pp` where not given); `disagmoe` uses
+    `attention_ranks` (M) and `expert_ranks` (N) per group, `groups` (p, of each kind; `expert_groups`
     of the experts' where that differs), `layers_per_chunk` (neighbouring layers on one group),
     `round_length` (micro-batches that pass a group's layer together), `deferred_w` (weight gradients that a group may
     put off) and `lookahead` (micro-batches by which recomputation runs ahead). `mbs` is sequences per attention rank.
@@ -88,6 +89,7 @@ class Layout(_Frozen):
     ep: Count = 1
     pp: Count = 1
     vpp: Count = 1
+    microbatch_group: Count | None = None
     attention_ranks: Count = 1
     expert_ranks: Count = 1
     groups: Count = 1

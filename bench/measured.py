@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bench import provenance
 from bench.case import Case, batch_of
+from bench.flops import step_flops
 from bench.hiding import broken_claim, hiding
 from bench.lower import lower
 from bench.metrics import metrics as metrics_of
+from bench.metrics import mfu
 from bench.steady import Steady, steady
 from bench.system import get_system, plan_of, trainer_of, trainers_of
 from bench.telemetry import RankTelemetry, Summary, summarise
@@ -130,6 +132,8 @@ def measure(
     if told:
         window = (settled.first, settled.last) if settled is not None else (0, 0)
         seen = summarise(told, *window, case.workload.global_batch_tokens)
+    if trainer == "native" and settled is not None:
+        metrics["mfu"] = _mfu(case, settled.step_time_s.median, carrier.gpus(num_ranks))
     trial = Trial.make(
         case=case,
         source="measured",
@@ -153,6 +157,15 @@ def _execution(carrier: "Carrier", num_ranks: int, trainer: str) -> dict[str, ob
     if trainer == "native":
         facts.pop("nccl_blocks", None)
     return facts
+
+
+def _mfu(case: Case, step_time_s: float, num_gpus: int) -> float | None:
+    """Of a run without a timeline; None on CPUs, and on GPUs whose peak is not known."""
+    peak = case.cluster.gpu.peak_tflops.get(case.workload.dtype)
+    if not num_gpus or peak is None:
+        return None
+    flops = step_flops(case.model, case.workload.seq_len, case.workload.global_batch_tokens)
+    return mfu(flops, step_time_s, num_gpus, peak * 1e12)
 
 
 def ranks_of(case: Case) -> int:

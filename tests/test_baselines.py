@@ -76,6 +76,29 @@ def test_megatrons_space_is_what_it_offers() -> None:
     assert default_layout(megatron).copies == "expert"
 
 
+@pytest.mark.parametrize(("pp", "vpp", "m", "group"), [(2, 2, 8, 4), (2, 3, 6, 3), (4, 2, 11, 7), (2, 2, 6, 6)])
+def test_groups_of_more_microbatches_warm_up_longer(pp: int, vpp: int, m: int, group: int) -> None:
+    """w = 2 (P - p - 1) + (v - 1) G, at most m v; every chunk passes every micro-batch once, G at a time."""
+    made = plan("megatron", m, pp=pp, vpp=vpp, microbatch_group=group, copies="expert")
+    for stage in range(pp):
+        expected = min(2 * (pp - stage - 1) + (vpp - 1) * group, m * vpp)
+        assert num_warmup(stage, pp, vpp, m, group=group) == expected
+        turns = order(stage, pp, vpp, m, group=group)
+        assert len(turns.warmup) == expected
+        forwards = [t for t in turns.flat() if t.pass_ is Pass.F]
+        assert [t.microbatch for t in forwards[:group]] == list(range(group))
+        assert {t.chunk for t in forwards[:group]} == {0}
+        assert passes(made, f"S{stage}").startswith("F" * (expected * 16 // (pp * vpp)))
+        assert len(set(turns.flat())) == len(turns.flat()) == 2 * m * vpp
+
+
+@pytest.mark.parametrize(("layout", "m"), [({"pp": 2, "vpp": 2}, 7), ({"pp": 4, "vpp": 2}, 8), ({"pp": 4}, 8)])
+def test_groups_that_megatron_core_does_not_take_are_refused(layout: dict[str, int], m: int) -> None:
+    """Of 7, 3 leave 1; of 8 in 4 stages, 3 are too few, as are groups where nothing is interleaved."""
+    with pytest.raises(BadInput, match="microbatch_group"):
+        plan("megatron", m, microbatch_group=3, copies="expert", **layout)
+
+
 def test_interleaving_goes_through_chunks_in_groups_of_pp() -> None:
     turns = order(0, 2, 2, 4)
     forwards = [(t.chunk, t.microbatch) for t in turns.flat() if t.pass_ is Pass.F]

@@ -36,6 +36,7 @@ UNEVEN = {**DENSE_FIRST, **SHARED, "num_layers": 4, "qk_norm": True, "z_loss_coe
 NATIVE = [
     Trial("megatron", megatron(ep=2)),
     Trial("megatron", megatron(ep=1, pp=2, vpp=2), FOUR_LAYERS, 4),
+    Trial("megatron", megatron(ep=2, pp=2, vpp=2, microbatch_group=3), FOUR_LAYERS, 5),
     Trial("megatron", megatron(ep=2, pp=3), UNEVEN, 3),  # stages of 2, 1 and 1 layers, the first one's first is dense
     Trial("megatron", megatron(ep=1, pp=3), {"num_layers": 3, "num_dense_layers": 2, "dense_hidden_size": 48}, 3),
     Trial("megatron", megatron(ep=2, replicas=2, mbs=2, shard_state=False)),
@@ -89,8 +90,13 @@ def turns_of(plan: Plan, group: str) -> Iterator[tuple[str, int, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "microbatches"),
-    [({"pp": 2, "vpp": 2, "ep": 2, "replicas": 2}, 6), ({"pp": 4, "ep": 2}, 6), ({"pp": 4, "vpp": 2, "ep": 2}, 8)],
-    ids=["pp2 vpp2 ep2 dp2", "pp4", "pp4 vpp2"],
+    [
+        ({"pp": 2, "vpp": 2, "ep": 2, "replicas": 2}, 6),
+        ({"pp": 2, "vpp": 2, "ep": 2, "replicas": 2, "microbatch_group": 3}, 6),
+        ({"pp": 4, "ep": 2}, 6),
+        ({"pp": 4, "vpp": 2, "ep": 2}, 8),
+    ],
+    ids=["pp2 vpp2 ep2 dp2", "pp2 vpp2 ep2 dp2 groups of 3", "pp4", "pp4 vpp2"],
 )
 def test_megatron_core_goes_in_the_order_of_our_plan(layout: dict[str, int], microbatches: int, pool: RankPool) -> None:
     model = Model(**{**SMALL.model_dump(), "num_layers": 8})
@@ -116,6 +122,7 @@ def test_a_run_of_megatron_core_is_a_trial_that_says_so(pool: RankPool) -> None:
     assert (trial.status, by(trial), by(plan)) == ("ok", "native", "plan")
     assert trial.command.endswith("--trainer native")
     assert trial.metrics["step_time_s"] > 0
+    assert trial.metrics["mfu"] is None  # a CPU has no peak
     assert trial.samples["loss"] == pytest.approx(plan.samples["loss"], rel=1e-5)
     assert trial.samples["grad_norm"] == pytest.approx(plan.samples["grad_norm"], rel=1e-4)
     assert trial.samples["load_imbalance"] == plan.samples["load_imbalance"]
@@ -150,3 +157,87 @@ def test_a_system_without_code_of_its_own_has_its_plan_alone() -> None:
         trainer_of(make_case("ep"), "native")
     with pytest.raises(BadInput, match=r"trainer.*'megatron'"):
         trainer_of(make_case("ep"), "megatron")
+
+
+def overlapped(**layout: Any) -> dict[str, Any]:
+    return {"ep": 2, "copies": "expert", **layout}
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        Trial("megatron-overlap", overlapped(), SHARED, 3, dtype="bf16"),
+        Trial("megatron-overlap", overlapped(pp=2, vpp=2), {**FOUR_LAYERS, **SIGMOID}, 4, dtype="bf16"),
+        Trial("megatron-overlap", overlapped(mbs=2), DENSE_FIRST, 2, routing="hot-rank", dtype="bf16"),
+    ],
+    ids=str,
+)
+def test_combined_1f1b_equals_the_reference(trial: Trial, pool: RankPool) -> None:
+    report = check(trial, pool, trainer="native")
+    assert report.trainer == "native"
+
+
+STREAMS = {"attn": "compute", "mlp": "compute", "moe_dispatch": "all-to-all", "moe_combine": "all-to-all"}
+KINDS = {"attn": Kind.ATTENTION, "mlp": Kind.EXPERT, "moe_dispatch": Kind.DISPATCH, "moe_combine": Kind.COMBINE}
+
+
+def nodes_on_rank(job: Job) -> tuple[int, dict[str, list[str]]]:
+    """A rank's number in the plan, and the order in which combined 1F1B runs its layers' nodes, by stream."""
+    from megatron.core.pipeline_parallel.utils import ScheduleNode
+
+    heard: dict[str, list[str]] = {"compute": [], "all-to-all": []}
+
+    def listening(method: Any, word: str) -> Any:
+        def run(node: Any, *args: Any) -> Any:
+            if node.name in KINDS:
+                heard[STREAMS[node.name]].append(f"{KINDS[node.name].name}:{word}")
+            return method(node, *args)
+
+        return run
+
+    trainer = open_trainer(job, OptimizerSettings())
+    forward, backward = ScheduleNode._forward, ScheduleNode._backward
+    ScheduleNode._forward, ScheduleNode._backward = listening(forward, "F"), listening(backward, "B")
+    try:
+        trainer.step(0)
+    finally:
+        ScheduleNode._forward, ScheduleNode._backward = forward, backward
+    return trainer.rank, heard
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{}, {"pp": 2, "vpp": 2, "replicas": 2}], ids=["one stage", "pp2 vpp2"])
+def test_combined_1f1b_goes_in_the_order_of_our_plan(layout: dict[str, int], pool: RankPool) -> None:
+    """Which nodes follow which on either stream; weight gradients are within a node of megatron-core's."""
+    case = Trial("megatron-overlap", overlapped(**layout), {"num_layers": 8}, 4, dtype="bf16").case()
+    plan = Plan.parse(str(plan_of(case)))
+    job = Job.of(case, "synthetic", trainer="native")
+    for rank, heard in pool.run(nodes_on_rank, job, world_size=job.world_size):
+        group = next(one.name for one in plan.placement.groups if rank % plan.placement.size in one.ranks)
+        for stream, nodes in heard.items():
+            ours = [a for a in plan.queues[group, stream] if a.kind in KINDS.values() and a.pass_ is not Pass.W]
+            assert nodes == [f"{a.kind.name}:{a.pass_.name}" for a in ours], f"rank {rank}, {stream}"
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "field"),
+    [
+        ({}, "fp32", "workload.dtype"),
+        ({"ep": 1}, "bf16", "layout.ep"),
+        ({"ep": 4}, "bf16", "layout.ep"),
+        ({"copies": "rank"}, "bf16", "layout.copies"),
+        ({"recompute": "full"}, "bf16", "layout.recompute"),
+        ({"pp": 2}, "bf16", "layout.vpp"),
+    ],
+)
+def test_what_combined_1f1b_cannot_do_is_refused(
+    layout: dict[str, Any], dtype: str, field: str, pool: RankPool
+) -> None:
+    case = Trial("megatron-overlap", overlapped(**layout), FOUR_LAYERS, 2, dtype=dtype).case()
+    with pytest.raises(BadInput, match="combined 1F1B") as caught:
+        verify(case, pool, trainer="native")
+    assert caught.value.field == field
+
+
+def test_combined_1f1b_is_the_plan_unless_told(pool: RankPool) -> None:
+    assert check(Trial("megatron-overlap", overlapped()), pool).trainer == "plan"

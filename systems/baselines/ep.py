@@ -20,11 +20,14 @@ class ExpertParallel(Colocated):
     summary = "expert parallel, serial all-to-alls, 1F1B or interleaved pipeline"
 
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
-        return min(num_warmup(stage, layout.pp, layout.vpp, num_microbatches) + 1, num_microbatches * layout.vpp)
+        warmup = num_warmup(stage, layout.pp, layout.vpp, num_microbatches, group=layout.microbatch_group)
+        return min(warmup + 1, num_microbatches * layout.vpp)
 
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Written:
         tape = Tape(partial(serial_turn, stage))
-        for turn in order(number, case.layout.pp, case.layout.vpp, num_microbatches).flat():
+        layout = case.layout
+        turns = order(number, layout.pp, layout.vpp, num_microbatches, group=layout.microbatch_group)
+        for turn in turns.flat():
             tape.add(turn)
         return tape.streams
 

@@ -1,8 +1,9 @@
 """`megatron`: megatron-core's expert parallelism, as it runs without overlap.
 
 The order is that of its schedules (pipeline_parallel/schedules.py, 0.16.1): 1F1B, or interleaved 1F1B with a warm-up of
-2 (P - p - 1) + (v - 1) G forwards on stage p, micro-batches going through a chunk in groups of G = P. Its all-to-all
-dispatcher (transformer/moe/token_dispatcher.py) sends one row per (token, expert), and what follows waits for it.
+2 (P - p - 1) + (v - 1) G forwards on stage p, micro-batches going through a chunk in groups of G, P unless told.
+Its all-to-all dispatcher (transformer/moe/token_dispatcher.py) sends one row per (token, expert), and what follows
+waits for it.
 Optimizer state is sharded over data-parallel ranks (distributed optimizer) unless the layout says otherwise. `ep` has
 the same order with the copies that every other system of this harness may choose.
 
@@ -27,6 +28,7 @@ class Megatron(ExpertParallel):
     name = "megatron"
     summary = "megatron-core's expert parallelism: all-to-all dispatcher, 1F1B or interleaved pipeline"
     defaults: Mapping[str, object] = {"copies": "expert"}
+    fields = ExpertParallel.fields | {"microbatch_group"}
     trainers = ("native", "plan")
     native = "systems.megatron_core.trainer:MegatronTrainer"
 

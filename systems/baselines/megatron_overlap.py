@@ -16,12 +16,16 @@ from systems.baselines.colocated import Colocated, Stage
 from systems.baselines.interleaved import num_warmup, order
 from systems.baselines.tape import Tape, Written
 from systems.baselines.weave import weave
+from systems.megatron_core.limits import require_native_overlap
 
 
 class MegatronOverlap(Colocated):
     """Interleaved 1F1B with forward and backward combined layer by layer."""
 
     name = "megatron-overlap"
+    fields = Colocated.fields | {"microbatch_group"}
+    trainers = ("plan", "native")
+    native = "systems.megatron_core.trainer:OverlapTrainer"
     summary = "expert parallel, all-to-alls of one micro-batch behind another's computation (combined 1F1B)"
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
@@ -32,8 +36,11 @@ class MegatronOverlap(Colocated):
             raise BadInput("layout.vpp", 1, "2 or more where pp > 1, as in megatron-core's combined 1F1B")
         return super().placement(case)
 
+    def require_native(self, case: Case) -> None:
+        require_native_overlap(case)
+
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
-        return num_warmup(stage, layout.pp, layout.vpp, num_microbatches, ahead=1)
+        return num_warmup(stage, layout.pp, layout.vpp, num_microbatches, 1, layout.microbatch_group)
 
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Written:
         return combined_1f1b(stage, number, case.layout, num_microbatches)
@@ -42,7 +49,7 @@ class MegatronOverlap(Colocated):
 def combined_1f1b(stage: Stage, number: int, layout: Layout, num_microbatches: int) -> Written:
     """Streams of stage `number`: warm-up forwards, woven pairs, the remaining backwards."""
     tape = Tape(partial(weave, stage))
-    turns = order(number, layout.pp, layout.vpp, num_microbatches, ahead=1)
+    turns = order(number, layout.pp, layout.vpp, num_microbatches, 1, layout.microbatch_group)
     for turn in turns.warmup:
         tape.add(turn, None)
     for forward, backward in turns.pairs:

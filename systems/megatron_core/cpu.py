@@ -48,6 +48,10 @@ def _stand_ins() -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "current_stream", lambda *_: in_order
     yield torch.cuda, "default_stream", lambda *_: in_order
     yield torch.cuda, "stream", lambda _: contextlib.nullcontext()
+    # Of combined 1F1B, around every node of a layer.
+    yield torch.cuda.nvtx, "range_push", _nothing
+    yield torch.cuda.nvtx, "range_pop", _nothing
+    yield Tensor, "record_stream", _nothing
     # Of a recomputed layer, around its second forward.
     yield random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()
     yield random, "_set_cuda_rng_state", _nothing

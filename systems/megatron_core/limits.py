@@ -1,4 +1,4 @@
-"""What megatron-core 0.16.1 itself cannot do of what this harness's models and workloads ask, as clear errors."""
+"""What megatron-core 0.16.1 itself cannot do of what this harness's models, workloads and layouts ask: clear errors."""
 
 from bench.case import Case
 from bench.errors import BadInput
@@ -17,3 +17,21 @@ def require_native(case: Case) -> None:
     if model.aux_loss_coeff and workload.routing != "learned":
         allowed = "learned to run megatron-core itself: its load-balancing loss counts the router's own choice"
         raise BadInput("workload.routing", workload.routing, allowed)
+
+
+def require_native_overlap(case: Case) -> None:
+    """The same for its combined 1F1B, whose asserts these are (transformer/transformer_config.py)."""
+    require_native(case)
+    model, layout = case.model, case.layout
+    native = "to run megatron-core's combined 1F1B itself"
+    if case.workload.dtype != "bf16":
+        raise BadInput("workload.dtype", case.workload.dtype, f"bf16 {native}")
+    if layout.ep < 2:
+        raise BadInput("layout.ep", layout.ep, f"2 or more {native}")
+    if layout.ep == model.num_experts:
+        # It frees what came from the all-to-all before the experts' backward, which needs it unless it was sorted.
+        raise BadInput("layout.ep", layout.ep, f"half of the {model.num_experts} experts or less {native}")
+    if layout.copies != "expert":
+        raise BadInput("layout.copies", layout.copies, f"expert {native}: one row per token and expert")
+    if layout.recompute != "none":
+        raise BadInput("layout.recompute", layout.recompute, f"none {native}")

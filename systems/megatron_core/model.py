@@ -61,7 +61,7 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
 def transformer_config(model: Model, layout: Layout, dtype: torch.dtype, **more: Any) -> TransformerConfig:
-    """megatron-core's configuration of a model and a layout."""
+    """megatron-core's configuration of a model and a layout; `more` are fields of it."""
     softmax = model.router_score == "softmax"
     whole = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
@@ -106,6 +106,7 @@ def transformer_config(model: Model, layout: Layout, dtype: torch.dtype, **more:
         pipeline_model_parallel_size=layout.pp,
         pipeline_model_parallel_layout=_stages(model, layout) if layout.pp > 1 else None,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        microbatch_group_size_per_vp_stage=layout.microbatch_group or layout.pp,
         # With two stages both messages between them have the same two ends: only in this form are they told apart.
         overlap_p2p_comm=layout.vpp > 1,
         batch_p2p_comm=layout.vpp == 1,

@@ -36,6 +36,8 @@ class MegatronTrainer:
         on_turn: hears in which order the schedule goes through chunks and micro-batches.
     """
 
+    overlaps = False
+
     def __init__(
         self,
         job: Job,
@@ -68,7 +70,13 @@ class MegatronTrainer:
         self.replica = parallel_state.get_expert_data_parallel_rank()
         self.rank = (self.replica * layout.pp + stage) * layout.ep + self.index
         self._first_expert = self.index * (model.num_experts // layout.ep)
-        config = transformer_config(model, layout, job.dtype, finalize_model_grads_func=self._finalise)
+        config = transformer_config(
+            model,
+            layout,
+            job.dtype,
+            finalize_model_grads_func=self._finalise,
+            overlap_moe_expert_parallel_comm=self.overlaps,
+        )
         whole = build_chunks(model, layout, config, stage=stage, max_seq_len=case.workload.seq_len, device=self.device)
         initialise(
             whole,
@@ -163,19 +171,23 @@ class MegatronTrainer:
         first = self.first_sequence(microbatch)
         return self.job.sequences(self._corpus, step, range(first, first + self.job.batch.mbs)).to(self.device)
 
-    def _forward(self, microbatches: Iterator[int], chunk: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        """A chunk's forward of its next micro-batch, and what makes a loss of it where it is the last chunk."""
+    def _forward(
+        self, microbatches: Iterator[int], chunk: Any, return_schedule_plan: bool = False
+    ) -> tuple[Any, Callable[[Tensor], Any]]:
+        """A chunk's forward of its next micro-batch, and what makes a loss of it where it is the last chunk.
+
+        With `return_schedule_plan`, as combined 1F1B asks for: its nodes, which the schedule runs.
+        """
         m = next(microbatches)
         sequences = self._batches[m]
-        self._tell("F", chunk, m)
-        out = chunk(sequences[:, :-1].contiguous(), None, None, labels=sequences[:, 1:].contiguous())
+        inputs, labels = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
+        if return_schedule_plan:
+            return chunk.build_schedule_plan(inputs, None, None, labels=labels), _mean_loss
+        out = chunk(inputs, None, None, labels=labels)
         if self._on_turn is not None:
-            out.register_hook(lambda _: self._tell("B", chunk, m))
+            self._on_turn("F", self.chunks.index(chunk), m)
+            out.register_hook(lambda _: self._on_turn("B", self.chunks.index(chunk), m))
         return out, _mean_loss
-
-    def _tell(self, word: str, chunk: Any, microbatch: int) -> None:
-        if self._on_turn is not None:
-            self._on_turn(word, self.chunks.index(chunk), microbatch)
 
     def _finalise(self, *args: Any, **options: Any) -> None:
         """megatron-core's end of a backward: gradients summed over ranks."""
@@ -223,6 +235,12 @@ class MegatronTrainer:
         first = self.first_sequence(microbatch)
         ids = self.job.expert_ids(layer, range(first, first + self.job.batch.mbs))
         return ids.transpose(0, 1).flatten(0, 1).to(self.device)
+
+
+class OverlapTrainer(MegatronTrainer):
+    """megatron-core's combined 1F1B: all-to-alls of one micro-batch beside another's computation, on two streams."""
+
+    overlaps = True
 
 
 def _mean_loss(by_token: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
