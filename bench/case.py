@@ -20,7 +20,7 @@ from bench.placement import Placement
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 MAX_MICROBATCHES = 1 << 14
 ROUTINGS = r"^(learned|balanced|hot-rank|rotating-hot-rank|half-idle|empty-expert|zipf:\d+(\.\d+)?)$"
-LATER_FIELDS = frozenset({"tp", "cp", "offload"})
+LATER_FIELDS = frozenset({"tp", "cp", "offload", "microbatch_group"})
 
 
 class _Frozen(BaseModel):
