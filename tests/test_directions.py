@@ -16,6 +16,7 @@ from bench.plan import ActionColumn, Plan
 from bench.predict import costs_of, predict
 from bench.program import Op
 from bench.system import plan_of
+from bench.tune import least_bytes
 from tests.cases import make_case
 from tests.random_plans import random_plan
 
@@ -121,6 +122,17 @@ def test_gradient_sums_of_both_copies_begin_together_and_after_both() -> None:
     for one, other in ((0, 3), (1, 2)):
         assert begins[one] == pytest.approx(begins[other])
         assert begins[one] >= max(computed[one], computed[other])
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "redispatch"])
+@pytest.mark.parametrize(("model", "pp"), [("tiny", 4), ("tiny-shared", 2), ("tiny-shared", 4)])
+def test_no_order_needs_less_than_the_least_bytes(model: str, pp: int, recompute: str) -> None:
+    """Also where dense layers keep less at one end of the pipeline than layers with experts at the other."""
+    case = make_case("dualpipe", model, "h800x2", microbatches=8, seq_len=2048, ep=2, pp=pp, recompute=recompute)
+    found = predict(case, get_assumptions())
+    placement = found.program.plan.placement
+    least, static = least_bytes(case, placement, found.costs), found.costs.static_bytes("S0")
+    assert static < least <= found.peak_memory_bytes
 
 
 def test_the_bound_is_that_of_half_the_micro_batches_each_way() -> None:

@@ -230,6 +230,7 @@ def test_two_copies_of_every_parameter(trial: Trial, pool: RankPool) -> None:
     report = check(trial, pool)
     case = trial.case()
     copies = 1 if case.layout.pp == 1 else 2
+    assert f"dualpipe (plan, {'pair-order' if copies == 1 else 'two-copies'})" in str(report)
     for parameter in report.parameters:
         shards = case.layout.ep if ".experts." in parameter.name else 1
         assert len(parameter.ranks) == copies * case.layout.ep * (case.layout.replicas or 1) / shards

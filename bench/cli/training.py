@@ -255,6 +255,7 @@ def _verified(report: "VerifyReport") -> dict[str, Any]:
         "ok": report.ok,
         "system": report.system,
         "trainer": report.trainer,
+        "traits": list(report.traits),
         "layout": report.layout,
         "dtype": report.dtype,
         "case_id": report.case_id,

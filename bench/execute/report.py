@@ -66,6 +66,7 @@ class VerifyReport:
         grad_norm: before clipping.
         flips, num_choices: (token, expert) choices that the reference would have made otherwise, and all of them.
         trainer: what trained, see `bench.system.TRAINERS`.
+        traits: of the plan, see `bench.plan.TRAITS`.
         misplaced: parameters that are missing, or held by other ranks than they should be; a line each.
     """
 
@@ -74,6 +75,7 @@ class VerifyReport:
     layout: str
     dtype: str
     trainer: str
+    traits: tuple[str, ...]
     num_ranks: int
     tolerance: Tolerance
     atol: float
@@ -146,7 +148,7 @@ class VerifyReport:
     def __str__(self) -> str:
         worst, free = self.worst, self.free
         how = "replayed" if self.replayed else "not replayed"
-        what = f"{self.system} ({self.trainer}) {self.layout} {self.dtype}"
+        what = f"{self.system} ({', '.join([self.trainer, *self.traits])}) {self.layout} {self.dtype}"
         lines = [
             f"{what} on {self.num_ranks} ranks: {'ok' if self.ok else 'FAILED'}",
             f"loss {self.loss:.6f}, error {self.loss_error:.1e} (allowed {self.tolerance.loss:.0e})",

@@ -148,6 +148,7 @@ class ReferenceStep:
             layout=str(case.layout),
             dtype=case.workload.dtype,
             trainer=self.job.trainer,
+            traits=self.job.program.plan.traits,
             num_ranks=self.job.world_size,
             tolerance=dataclasses.replace(tolerance, flips=0.0) if self.job.forces_routing else tolerance,
             atol=comparison.atol,
