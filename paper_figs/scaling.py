@@ -102,4 +102,4 @@ def _caption(cells: "DataFrame") -> str:
         words.append(f"Weak: {each:,} tokens a GPU and step.")
     if len(strong):
         words.append(f"Strong: {int(strong['global_batch_tokens'].iloc[0]):,} tokens a step.")
-    return " ".join([*words, "A cross: no layout fits in memory."])
+    return " ".join([*words, "A cross: no layout that was tried fits in memory."])
