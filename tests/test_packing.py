@@ -66,6 +66,7 @@ def test_runs_are_jobs_or_share_one_in_rounds() -> None:
     assert [one.repeat for one in together] == [0, 0, 1, 1, 2, 2]
     assert minutes(together, shape, SITE) == 6 * SITE.minutes
     assert minutes(together, SIMULATION, SITE) == SITE.minutes
+    assert minutes([tasks[0]] * 60, SIMULATION, SITE) == 3 * SITE.minutes
 
 
 def test_shapes_follow_the_case_and_the_site() -> None:

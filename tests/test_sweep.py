@@ -46,6 +46,16 @@ def test_debugging_lets_errors_through(ledger: Ledger) -> None:
         sweep.run()
 
 
+def test_a_task_that_waits_for_a_place_is_spoken_of_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = task()
+    ledger.claim(Claim(one.key, 1, 1, finished_process()))
+    sweep, news = sweep_of(ledger, [one], executor="local", jobs=1)
+    monkeypatch.setattr(sweep, "_free_slots", lambda busy: 0)
+    for _ in range(3):
+        assert not sweep._step()
+    assert [event.text for event in news] == [f"{one.label}: the process that ran it died; attempt 2 of 3"]
+
+
 def test_work_of_a_dead_process_is_taken_over_and_not_for_ever(ledger: Ledger) -> None:
     tasks = [task(0), task(1)]
     ledger.claim(Claim(tasks[0].key, 1, 1, finished_process()))

@@ -99,5 +99,5 @@ def _default_jobs(num_tasks: int, site: Site) -> int:
 
 
 def minutes(pack: Sequence[Task], shape: Shape, site: Site) -> int:
-    """Time limit of a job: that of one run times the runs; simulated cases take seconds and share one limit."""
-    return site.minutes if shape == SIMULATION else site.minutes * len(pack)
+    """Time limit of a job: that of one run times the runs; of simulated cases `SIMULATED_PER_JOB` share one."""
+    return site.minutes * (-(-len(pack) // SIMULATED_PER_JOB) if shape == SIMULATION else len(pack))

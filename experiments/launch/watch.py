@@ -50,6 +50,7 @@ class Sweep:
         self.judge = Judge(ledger, self.site.max_attempts)
         self.outcome = Outcome(plan.name)
         self._reported: set[str] = set()
+        self._told: set[tuple[str, int]] = set()
         self._refusals, self._not_before = 0, 0.0
         self._trouble, self._said_who = "", False
 
@@ -121,7 +122,8 @@ class Sweep:
                 continue
             task, generation = self.by_key[key], 1 if claim is None else claim.generation + 1
             if verdict.what == "again":
-                if verdict.message and verdict.attempt > 1:
+                if verdict.message and verdict.attempt > 1 and (key, generation) not in self._told:
+                    self._told.add((key, generation))  # it may have to wait for a free place
                     self._say(f"{task.label}: {verdict.message}; attempt {verdict.attempt} of {self.site.max_attempts}")
                 ready.append(Start(task, generation, verdict.attempt))
             else:
