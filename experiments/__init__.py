@@ -27,7 +27,8 @@ class Request:
     """What is asked of an experiment.
 
     results: directory of trials, read and written. quick: fewer cells, to see that it works. fresh: take no trial from
-    the published ones. assumptions: name of the cost model's set; None for the default.
+    the published ones. assumptions: name of the cost model's set; None for the default. device: ``cpu`` or ``cuda``,
+    for an experiment with ``DEVICES``; None where it chooses.
     """
 
     results: Path
@@ -35,6 +36,7 @@ class Request:
     progress: Progress
     fresh: bool = False
     assumptions: str | None = None
+    device: str | None = None
 
     def store(self) -> Store:
         """Where trials are found and kept."""

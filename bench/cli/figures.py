@@ -27,6 +27,10 @@ def figure(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the figure's files go.")] = Path("out"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cells or steps: to see that it works.")] = False,
     assumptions: options.AssumptionSet = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="cpu|cuda", help="For a figure that is measured here.", show_default=False),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Run all of it anew (without --results) and compare it with what is published."),
@@ -44,12 +48,15 @@ def figure(
     experiment = get_experiment(name)
     if assumptions is not None and "(simulated)" not in experiment.SUMMARY:
         raise BadInput("assumptions", assumptions, f"none: {name} is measured")
+    known = getattr(experiment, "DEVICES", ())
+    if device is not None and device not in known:
+        raise BadInput("device", device, " or ".join(known) or f"none: {name} does not choose one")
     get_assumptions(assumptions or DEFAULT_ASSUMPTIONS)
     require_folder("out", out)
     published = published_table(name) if check else None
     with _kept(LOCAL if results is None and not check else results) as kept, working(name) as advance:
         require_folder("results", kept)
-        evidence = experiment.run(Request(kept, quick, advance, fresh=check, assumptions=assumptions))
+        evidence = experiment.run(Request(kept, quick, advance, fresh=check, assumptions=assumptions, device=device))
     files = draw(name, evidence, out, f"{name}-quick" if quick else name)
     failures = list(evidence.failures)
     if published is not None:

@@ -1,0 +1,318 @@
+"""Systems side by side on two H200 of one host: real shapes with as many layers as fit, measured.
+
+Every system has the same model, global batch and experts' choices (balanced), and both GPUs. A round runs all of them
+one after the other, each for a few steps from fresh weights, and the rounds follow one another, so that what drifts
+(temperature, clocks) meets all alike. Of each round the steps after the first count. NCCL and copy engines carry the
+same messages. Beside every measured step stands the one simulated with `h200-measured` costs, as it comes out.
+
+With `--device cpu` the same path runs with a tiny model on two processes: to see that it works, and no result. Where
+there are not two GPUs, the published trials are drawn again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
+from bench.case import Case, CaseSpec, Layout, Workload
+from bench.clusters import CLUSTERS, Cluster, get_cluster
+from bench.errors import BadInput
+from bench.hiding import hiding
+from bench.metrics import mfu, step_flops
+from bench.models import Model, get_model
+from bench.predict import GIB, costs_of, predict
+from bench.results import PUBLISHED, Store, read_trials
+from bench.system import get_system
+from bench.trial import Trial
+from bench.tune import least_bytes
+from experiments import Evidence, Request, Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SUMMARY = "systems side by side on two H200: real shapes, NCCL and copy engines, predictions beside (measured)"
+DEVICES = ("cuda", "cpu")
+NUM_RANKS = 2
+# Of a GPU's memory, what the lower bound of the memory model may take: activations of more micro-batches, buffers of
+# transports and fragments come on top.
+ROOM = 0.85
+MODELS = ("qwen3-30b", "gpt-oss-120b", "deepseek-moe-16b")
+MOST_LAYERS = 8  # a step of half a second: enough of them in the time there is
+# What the executor has no code for, taken away: shapes and sizes stay.
+PLAIN: dict[str, dict[str, Any]] = {
+    "gpt-oss-120b": {
+        "window_pattern": (),
+        "attention_bias": False,
+        "attention_sinks": False,
+        "router_linear_bias": False,
+        "activation": "swiglu",
+        "expert_bias": False,
+    },
+}
+NOT_AT_THIS_SCALE = (
+    "disagmoe with p = 2 across GPUs (four GPUs); M != N (three); dualpipe-v on a model of fewer than four layers"
+)
+
+
+class Entry(NamedTuple):
+    """One bar of a panel."""
+
+    system: str
+    layout: Layout
+    transport: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.system}, {self.transport}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is run and where."""
+
+    device: str
+    models: tuple[Model, ...]
+    cluster: Cluster
+    workload: Workload
+    entries: tuple[Entry, ...]
+    rounds: int
+    steps: int
+
+
+EP, OVERLAP, TUTEL = Layout(ep=2, mbs=2), Layout(ep=2, mbs=2), Layout(ep=2, mbs=2, chunks=2)
+V, DISAGMOE = Layout(pp=2, vpp=2, mbs=2), Layout(attention_ranks=1, expert_ranks=1, mbs=2, round_length=2, deferred_w=2)
+SYSTEMS = (
+    ("ep", EP),
+    ("megatron-overlap", OVERLAP),
+    ("tutel", TUTEL),
+    ("dualpipe-v", V),
+    ("disagmoe", DISAGMOE),
+)
+ON_COPY_ENGINES = ("ep", "megatron-overlap", "disagmoe")
+
+
+def entries(first: str, second: str) -> tuple[Entry, ...]:
+    """Every system over the first transport, some over the second as well."""
+    found = [Entry(name, layout, first) for name, layout in SYSTEMS]
+    found += [Entry(name, layout, second) for name, layout in SYSTEMS if name in ON_COPY_ENGINES]
+    return tuple(sorted(found, key=lambda entry: [name for name, _ in SYSTEMS].index(entry.system)))
+
+
+def setting(device: str, quick: bool) -> Setting:
+    """Two H200, or two processes of this machine."""
+    if device == "cpu":
+        fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": NUM_RANKS, "nics_per_node": NUM_RANKS}
+        work = Workload(seq_len=64, global_batch_tokens=64 * 16, dtype="fp32", routing="balanced")
+        models = (get_model("tiny"), get_model("tiny-shared"))[: 1 if quick else 2]
+        return Setting(device, models, Cluster.from_fields(fields), work, entries("gloo", "host"), 1 if quick else 2, 3)
+    cluster = get_cluster("h200x2gpu")
+    work = Workload(seq_len=4096, global_batch_tokens=4096 * 32, dtype="bf16", routing="balanced")
+    chosen = entries("nccl", "copy")
+    models = tuple(shape(name, cluster, work, chosen) for name in MODELS[: 1 if quick else None])
+    return Setting(device, models, cluster, work, chosen, rounds=1 if quick else 2, steps=4 if quick else 5)
+
+
+def shape(name: str, cluster: Cluster, work: Workload, chosen: Sequence[Entry]) -> Model:
+    """A model's shape with as many layers, up to `MOST_LAYERS`, as all systems that can be planned have room for."""
+    room = ROOM * cluster.gpu.memory_bytes
+    for layers in range(MOST_LAYERS, 0, -1):
+        model = get_model(name).model_copy(
+            update={"name": f"{name}-{layers}-layers", "num_layers": layers, **PLAIN.get(name, {})}
+        )
+        if all(_least_bytes(model, cluster, work, entry) <= room for entry in chosen):
+            return model
+    raise BadInput("model", name, f"one of which a layer fits in {room / GIB:.0f} GiB")
+
+
+def _least_bytes(model: Model, cluster: Cluster, work: Workload, entry: Entry) -> float:
+    case = case_of(model, cluster, work, entry)
+    try:
+        placement = get_system(entry.system).placement(case)
+    except BadInput:  # not with so few layers
+        return 0.0
+    return least_bytes(case, placement, costs_of(case, placement, get_assumptions()))
+
+
+def case_of(model: Model, cluster: Cluster, work: Workload, entry: Entry) -> Case:
+    return CaseSpec(model=model, cluster=cluster, workload=work, system=entry.system).with_layout(entry.layout)
+
+
+def run(request: Request) -> Evidence:
+    """Measures; or draws the published trials where no device was asked for and there are no two GPUs."""
+    device = request.device or ("cuda" if _num_gpus() >= NUM_RANKS else None)
+    if device is None:
+        published = [one for _, one in read_trials([PUBLISHED / "h200x2"])] if (PUBLISHED / "h200x2").exists() else []
+        if not published:
+            raise BadInput("device", "no two GPUs", "cpu (--device cpu), or a host with two GPUs")
+        return evidence(published, "")
+    chosen = setting(device, request.quick)
+    trials, absent = measured(chosen, request)
+    return evidence(trials, absent)
+
+
+def _num_gpus() -> int:
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count()
+
+
+def measured(chosen: Setting, request: Request) -> tuple[list[Trial], str]:
+    """The trials of all rounds, and what cannot be planned at this scale, in words."""
+    from bench.execute.pool import RankPool
+    from bench.measured import measure
+
+    cells, refused = [], []
+    for model in chosen.models:
+        for entry in chosen.entries:
+            case = case_of(model, chosen.cluster, chosen.workload, entry)
+            try:
+                get_system(entry.system).plan(case)
+            except BadInput as error:
+                refused.append(f"{entry.label} for {model.name}: {error}")
+                continue
+            cells.append((entry, case))
+    store, trials = Store(request.results), []
+    with RankPool(NUM_RANKS, chosen.device, timeout_s=120) as pool:  # type: ignore[arg-type]
+        for number in range(chosen.rounds):
+            for place, (entry, case) in enumerate(cells):
+                what = f"round {number + 1}, {case.model.name}, {entry.label}"
+                request.progress(number * len(cells) + place, chosen.rounds * len(cells), what)
+                done = measure(
+                    case,
+                    steps=chosen.steps,
+                    device=chosen.device,  # type: ignore[arg-type]
+                    transport=entry.transport,
+                    data="synthetic",
+                    weights="device",
+                    pool=pool,
+                )
+                store.write(done.trial)
+                trials.append(done.trial)
+    return trials, "; ".join(refused)
+
+
+def evidence(trials: Sequence[Trial], absent: str) -> Evidence:
+    """What the trials of all rounds say, with predictions beside; runs that failed are failures."""
+    rows = table(trials)
+    failures = [f"{_label(one)} for {one.case.model.name}: {one.message}" for one in trials if one.status != "ok"]
+    note = f"Not at this scale: {NOT_AT_THIS_SCALE}." + (f" Refused: {absent}." if absent else "")
+    return Evidence({"frame": rows, "note": note}, rows, _tables(rows), failures)
+
+
+def table(trials: Iterable[Trial]) -> "DataFrame":
+    """One row a model, system and transport: medians over the steps of all rounds, and what is predicted."""
+    import pandas as pd
+
+    cells: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        if trial.status == "ok":
+            cells.setdefault((trial.case.model.name, _label(trial)), []).append(trial)
+    return pd.DataFrame([_row(rounds) for rounds in cells.values()])
+
+
+def _label(trial: Trial) -> str:
+    return f"{trial.case.system}, {trial.provenance['execution']['transport']}"
+
+
+def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
+    first = rounds[0]
+    case = first.case
+    assert isinstance(case, Case)
+    steps = [trial.samples["step_time_s"][trial.steady["first_step"] :] for trial in rounds]
+    step_s = median(value for some in steps for value in some)
+    of_rounds = [median(some) for some in steps]
+    tokens, gpus = case.workload.global_batch_tokens, case.cluster.num_gpus
+    flops = step_flops(case.model, case.workload.seq_len, tokens)
+    peak_flops = case.cluster.gpu.peak_flops(case.workload.dtype)
+    found = predict(case, get_assumptions(DEFAULT_ASSUMPTIONS))
+    hidden = hiding(found.timeline)
+    row = {
+        "model": case.model.name,
+        "system": case.system,
+        "transport": first.provenance["execution"]["transport"],
+        "layout": str(case.layout),
+        "cluster": case.cluster.name,
+        "seq_len": case.workload.seq_len,
+        "global_batch_tokens": tokens,
+        "source": "measured",
+        "rounds": len(rounds),
+        "steps": sum(map(len, steps)),
+        "step_time_s": step_s,
+        "step_time_low_s": min(of_rounds),
+        "step_time_high_s": max(of_rounds),
+        "tokens_per_s_per_gpu": tokens / step_s / gpus,
+        "mfu": mfu(flops, step_s, gpus, peak_flops),
+    }
+    for name in ("hidden_share", "fraction_of_bound", "overlapped_fraction", "transfer_s", "peak_memory_bytes"):
+        values = [value for trial in rounds if (value := trial.metrics.get(name)) is not None]
+        row[name] = median(values) if values else None
+    peak = row["peak_memory_bytes"]
+    return row | {
+        "predicted_step_time_s": found.metrics.step_time_s,
+        "predicted_over_measured": found.metrics.step_time_s / step_s,
+        "predicted_hidden_share": hidden.hidden_share,
+        "predicted_fraction_of_bound": hidden.fraction_of_bound,
+        "predicted_peak_memory_bytes": found.peak_memory_bytes,
+        "predicted_over_measured_memory": found.peak_memory_bytes / peak if peak else None,
+        "assumptions": DEFAULT_ASSUMPTIONS,
+    }
+
+
+def _tables(rows: "DataFrame") -> list[Table]:
+    if not len(rows):
+        return []
+    speed, beside = [], []
+    for row in rows.to_dict("records"):
+        named = [row["model"], row["system"], row["transport"]]
+        spread = f"{row['step_time_low_s'] * 1e3:.1f} to {row['step_time_high_s'] * 1e3:.1f}"
+        shares = [_percent(row[name]) for name in ("mfu", "hidden_share", "fraction_of_bound")]
+        speed.append([*named, row["step_time_s"] * 1e3, spread, row["tokens_per_s_per_gpu"], *shares, row["layout"]])
+        beside.append(
+            [
+                *named,
+                row["step_time_s"] * 1e3,
+                row["predicted_step_time_s"] * 1e3,
+                _percent(row["predicted_over_measured"] - 1),
+                _gib(row["peak_memory_bytes"]),
+                _gib(row["predicted_peak_memory_bytes"]),
+                _percent(_less_one(row["predicted_over_measured_memory"])),
+            ]
+        )
+    return [
+        Table(
+            "measured, medians over the steps of all rounds",
+            (
+                "model",
+                "system",
+                "transport",
+                "step ms",
+                "rounds",
+                "tokens/s/GPU",
+                "MFU",
+                "hidden",
+                "of bound",
+                "layout",
+            ),
+            speed,
+        ),
+        Table(
+            f"measured, and simulated with {DEFAULT_ASSUMPTIONS}",
+            ("model", "system", "transport", "step ms", "simulated", "error", "peak GiB", "simulated", "error"),
+            beside,
+        ),
+    ]
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None or share != share else f"{share:.1%}"
+
+
+def _less_one(ratio: float | None) -> float | None:
+    return None if ratio is None else ratio - 1
+
+
+def _gib(size: float | None) -> str | None:
+    return None if size is None or size != size else f"{size / GIB:.1f}"

@@ -1,0 +1,108 @@
+"""Systems side by side on the GPUs of one host: throughput, and how far the simulated step and memory are off."""
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from bench.errors import BadInput
+from paper_figs.style import (
+    BODY_PT,
+    INK,
+    MUTED,
+    SMALL_PT,
+    WIDTH_IN,
+    add_axes,
+    new_figure,
+    one_source,
+    stamp,
+    style,
+    system_colours,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+NEEDED = ("model", "system", "transport", "layout", "source", "step_time_s", "tokens_per_s_per_gpu")
+SECOND = ("copy", "host")  # transports whose bars are hatched
+_LEFT_IN, _RIGHT_IN, _GAP_IN, _TOP_IN = 0.6, 0.1, 0.45, 0.35
+_RATES_IN, _ERRORS_IN, _BETWEEN_IN, _NAMES_IN, _LINE_IN = 1.5, 0.8, 0.2, 0.95, 0.1
+
+
+def draw(frame: "DataFrame", note: str = "") -> "Figure":
+    """One column a model: tokens/s/GPU, with the range of the rounds; below it the errors of the prediction.
+
+    Args:
+        frame: one row a model, system and transport, measured, as `experiments.h200x2` makes it.
+        note: what the caption adds.
+    Raises BadInput where there are no rows, or a column is absent.
+    """
+    absent = [name for name in NEEDED if name not in frame.columns]
+    if absent or not len(frame):
+        raise BadInput("h200x2", absent or "no rows", f"rows with {', '.join(NEEDED)}")
+    models = list(dict.fromkeys(frame["model"]))
+    lines = textwrap.wrap(_caption(frame) + " " + note, 140)
+    below = _NAMES_IN + _LINE_IN * len(lines) + 0.1
+    height = below + _ERRORS_IN + _BETWEEN_IN + _RATES_IN + _TOP_IN
+    wide = (WIDTH_IN - _LEFT_IN - _RIGHT_IN + _GAP_IN) / len(models) - _GAP_IN
+    with style():
+        figure = new_figure(WIDTH_IN, height)
+        for column, model in enumerate(models):
+            rows = frame[frame["model"] == model]
+            left = _LEFT_IN + column * (wide + _GAP_IN)
+            upper = add_axes(figure, (left, below + _ERRORS_IN + _BETWEEN_IN, wide, _RATES_IN))
+            lower = add_axes(figure, (left, below, wide, _ERRORS_IN))
+            _rates(upper, rows)
+            _errors(lower, rows)
+            upper.set_title(model, loc="left", pad=4, fontsize=BODY_PT)
+            stamp(upper, one_source(f"h200x2 {model}: source", rows["source"]))
+            for ax in (upper, lower):
+                ax.set_xlim(-0.6, len(rows) - 0.4)
+                ax.grid(axis="y")
+            names = [f"{row.system}, {row.transport}" for row in rows.itertuples()]
+            upper.set_xticks(range(len(rows)), [])
+            lower.set_xticks(range(len(rows)), names, rotation=40, ha="right", fontsize=SMALL_PT)
+            if column == 0:
+                upper.set_ylabel("tokens/s/GPU (thousand)")
+                lower.set_ylabel("simulated over\nmeasured")
+                lower.legend(loc="best", fontsize=SMALL_PT, ncols=2, handletextpad=0.2)
+        figure.text(0.01, 0.01, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
+    return figure
+
+
+def _rates(ax: "Axes", rows: "DataFrame") -> None:
+    colours = system_colours(rows["system"])
+    for place, row in enumerate(rows.to_dict("records")):
+        rate, tokens = row["tokens_per_s_per_gpu"] / 1e3, row["tokens_per_s_per_gpu"] * row["step_time_s"] / 1e3
+        hatch = "////" if row["transport"] in SECOND else None
+        ax.bar(place, rate, 0.75, color=colours[row["system"]], edgecolor=INK, linewidth=0.4, hatch=hatch)
+        fastest, slowest = (tokens / row[name] for name in ("step_time_low_s", "step_time_high_s"))
+        ax.plot([place, place], [slowest, fastest], color=INK, linewidth=0.8)
+        if row.get("hidden_share") == row.get("hidden_share") and row.get("hidden_share") is not None:
+            words = f"{row['hidden_share']:.0%}"
+            ax.text(place, rate, words, ha="center", va="bottom", fontsize=SMALL_PT - 1, color=INK)
+    ax.set_ylim(0, 1.15 * float((rows["tokens_per_s_per_gpu"] / 1e3).max()))
+
+
+def _errors(ax: "Axes", rows: "DataFrame") -> None:
+    ax.axhline(1.0, color=MUTED, linewidth=0.6)
+    for name, mark, label in (
+        ("predicted_over_measured", "o", "step time"),
+        ("predicted_over_measured_memory", "s", "peak memory"),
+    ):
+        values = rows[name].astype(float).tolist()
+        ax.plot(range(len(rows)), values, mark, color=INK, markersize=3, label=label, markerfacecolor="white")
+    ax.set_ylim(0, max(1.4, 1.1 * float(rows["predicted_over_measured"].astype(float).max())))
+
+
+def _caption(frame: "DataFrame") -> str:
+    layouts = "; ".join(
+        f"{system} {layout}" for system, layout in dict(zip(frame["system"], frame["layout"], strict=True)).items()
+    )
+    first = frame.iloc[0]
+    return (
+        f"measured on {first['cluster']}; {int(first['seq_len']):,} tokens a sequence, "
+        f"{int(first['global_batch_tokens']):,} a step; bars: median over the steps of {int(frame['rounds'].max())} "
+        f"interleaved rounds, line: range of the rounds' medians, number: share of the transfers that is hidden "
+        f"((serial - measured) / transfer). Layouts: {layouts}."
+    )

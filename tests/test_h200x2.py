@@ -1,0 +1,81 @@
+"""The comparison on two GPUs: its shapes fit, and the whole path on two processes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BadInput
+from bench.execute.support import require_supported
+from bench.fits import require_fits_here
+from bench.predict import predict
+from bench.results import read_trials
+from bench.system import get_system
+from experiments import Request, get_experiment, h200x2
+from experiments.h200x2 import case_of, setting
+from paper_figs import h200x2 as drawing
+from paper_figs.style import save
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def on_gpus() -> h200x2.Setting:
+    return setting("cuda", quick=False)
+
+
+def test_real_shapes_fit_with_as_many_layers_as_there_is_room_for(on_gpus: h200x2.Setting) -> None:
+    assert get_experiment("h200x2") is h200x2
+    layers = {model.name: model.num_layers for model in on_gpus.models}
+    assert len(layers) == 3
+    assert all(1 < number <= h200x2.MOST_LAYERS for number in layers.values()), layers
+    for model in on_gpus.models:
+        require_supported(model)
+        for entry in on_gpus.entries:
+            case = case_of(model, on_gpus.cluster, on_gpus.workload, entry)
+            try:
+                get_system(entry.system).plan(case)
+            except BadInput:
+                assert entry.system == "dualpipe-v"
+                assert model.num_layers < 4
+                continue
+            require_fits_here(case, with_reference=False)
+
+
+def test_one_more_layer_would_not_fit(on_gpus: h200x2.Setting) -> None:
+    gpt = next(model for model in on_gpus.models if model.name.startswith("gpt"))
+    assert gpt.num_layers < h200x2.MOST_LAYERS
+    entry = next(entry for entry in on_gpus.entries if entry.system == "disagmoe")
+    more = gpt.model_copy(update={"num_layers": 2 * gpt.num_layers})
+    found = predict(case_of(more, on_gpus.cluster, on_gpus.workload, entry), h200x2.get_assumptions())
+    assert found.missing_bytes > 0
+
+
+@pytest.mark.slow
+def test_the_whole_path_on_two_processes(tmp_path: Path) -> None:
+    told: list[str] = []
+    evidence = h200x2.run(Request(tmp_path, True, lambda *words: told.append(words[2]), device="cpu"))
+    assert evidence.failures == []
+    frame = evidence.data
+    assert set(frame["system"]) == {"ep", "megatron-overlap", "tutel", "dualpipe-v", "disagmoe"}
+    assert set(frame["transport"]) == {"gloo", "host"}
+    assert (frame["source"] == "measured").all()
+    assert (frame["step_time_low_s"] <= frame["step_time_s"]).all()
+    assert (frame["step_time_s"] <= frame["step_time_high_s"]).all()
+    assert len(told) == len(frame)
+    kept = [trial for _, trial in read_trials([tmp_path])]
+    assert len(kept) == len(frame)
+    # Drawn again from the trials alone, the table is the same.
+    assert (
+        h200x2.table(kept)
+        .sort_values(["system", "transport"])
+        .reset_index(drop=True)
+        .equals(frame.sort_values(["system", "transport"]).reset_index(drop=True))
+    )
+    assert all(path.stat().st_size > 0 for path in save(drawing.draw(**evidence.drawn), tmp_path / "out", "h200x2"))
+
+
+def test_without_rows_nothing_is_drawn(on_gpus: h200x2.Setting) -> None:
+    with pytest.raises(BadInput, match="h200x2"):
+        drawing.draw(h200x2.table([]))
