@@ -19,47 +19,48 @@ LEAST_HIDDEN = 1e-3
 """Share of the exchanges' time; below it, what is hidden is chance."""
 
 
-class Hiding(NamedTuple):
-    """Of the rank whose computation and transfers together take longest.
+class Work(NamedTuple):
+    """What the ranks of a step do.
 
     Attributes:
-        compute_s, transfer_s: in which it computes; in which its links carry messages, gradient sums left out.
-        serial_s: its step if nothing were hidden: the one after the other, and its gradient sums.
+        compute_s: the longest that any rank computes.
+        send_s: the longest that any rank sends messages, gradient sums left out.
         bound_s: the longest that any rank computes, or that any rank's links are busy: no order of the same work ends
             sooner.
         step_s: of the timeline.
     """
 
     compute_s: float
-    transfer_s: float
-    serial_s: float
+    send_s: float
     bound_s: float
     step_s: float
-
-    @property
-    def hidden_share(self) -> float:
-        """(serial - step) / transfer: 1 where all transfers are hidden and the rank never waits, 0 where none is; less
-        where it waits for others. 1 without transfers.
-        """
-        return (self.serial_s - self.step_s) / self.transfer_s if self.transfer_s > 0 else 1.0
 
     @property
     def fraction_of_bound(self) -> float:
         return self.bound_s / self.step_s
 
 
-def hiding(timeline: Timeline) -> Hiding:
-    """What a timeline, simulated or measured, shows."""
+def work(timeline: Timeline) -> Work:
+    """Of a timeline, simulated or measured."""
     computes = np.isin(timeline.op, (Op.COMPUTE, Op.UPDATE))
-    moves = np.isin(timeline.op, (Op.SEND, Op.RECV)) & (timeline.bytes > 0)
-    sums = timeline.op == Op.SYNC
-    found = []
-    for rank in np.unique(timeline.rank):
-        own = timeline.rank == rank
-        compute_s, move_s, sum_s = (_union_s(timeline, own & chosen) for chosen in (computes, moves, sums))
-        found.append((compute_s + move_s + sum_s, compute_s, move_s, max(compute_s, move_s + sum_s)))
-    serial_s, compute_s, move_s, _ = max(found)
-    return Hiding(compute_s, move_s, serial_s, max(one[3] for one in found), timeline.step_time_s)
+    carries = timeline.bytes > 0
+    sends = (timeline.op == Op.SEND) & carries
+    moves = (timeline.op == Op.SYNC) | (np.isin(timeline.op, (Op.SEND, Op.RECV)) & carries)
+    ranks = [timeline.rank == rank for rank in np.unique(timeline.rank)]
+    compute_s, send_s, move_s = (
+        max(_union_s(timeline, own & chosen) for own in ranks) for chosen in (computes, sends, moves)
+    )
+    return Work(compute_s, send_s, max(compute_s, move_s), timeline.step_time_s)
+
+
+def hidden_share(serial_s: float, step_s: float, send_s: float) -> float:
+    """(serial - step) / transfer: 1 where all transfers are hidden, 0 where none is.
+
+    Args:
+        serial_s: the step of the plan without overlap, see `bench.serial`, on the same ranks.
+        send_s: what its busiest rank sends in that step.
+    """
+    return (serial_s - step_s) / send_s if send_s > 0 else 1.0
 
 
 def claims_overlap(program: Program) -> bool:

@@ -18,12 +18,14 @@ from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
 from bench.case import Case, CaseSpec, Layout, Workload
 from bench.clusters import CLUSTERS, Cluster, get_cluster
 from bench.errors import BadInput
-from bench.hiding import hiding
+from bench.hiding import hidden_share, work
+from bench.lower import lower
 from bench.metrics import mfu, step_flops
 from bench.models import Model, get_model
 from bench.predict import GIB, costs_of, predict
 from bench.results import PUBLISHED, Store, read_trials
-from bench.system import get_system
+from bench.serial import serialised
+from bench.system import get_system, plan_of
 from bench.trial import Trial
 from bench.tune import least_bytes
 from experiments import Evidence, Request, Table
@@ -61,10 +63,11 @@ class Entry(NamedTuple):
     system: str
     layout: Layout
     transport: str
+    serial: bool = False
 
     @property
     def label(self) -> str:
-        return f"{self.system}, {self.transport}"
+        return f"{self.system}, {self.transport}" + (", serial" if self.serial else "")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ def entries(first: str, second: str) -> tuple[Entry, ...]:
     """Every system over the first transport, some over the second as well."""
     found = [Entry(name, layout, first) for name, layout in SYSTEMS]
     found += [Entry(name, layout, second) for name, layout in SYSTEMS if name in ON_COPY_ENGINES]
+    # What the overlap is measured by.
+    found += [Entry("disagmoe", DISAGMOE, transport, serial=True) for transport in (first, second)]
     return tuple(sorted(found, key=lambda entry: [name for name, _ in SYSTEMS].index(entry.system)))
 
 
@@ -187,6 +192,7 @@ def measured(chosen: Setting, request: Request) -> tuple[list[Trial], str]:
                     transport=entry.transport,
                     data="synthetic",
                     weights="device",
+                    serial=entry.serial,
                     pool=pool,
                 )
                 store.write(done.trial)
@@ -210,14 +216,33 @@ def table(trials: Iterable[Trial]) -> "DataFrame":
     for trial in trials:
         if trial.status == "ok":
             cells.setdefault((trial.case.model.name, _label(trial)), []).append(trial)
-    return pd.DataFrame([_row(rounds) for rounds in cells.values()])
+    rows = [_row(rounds) for rounds in cells.values()]
+    return pd.DataFrame([row | _hidden(row, rows) for row in rows])
 
 
 def _label(trial: Trial) -> str:
-    return f"{trial.case.system}, {trial.provenance['execution']['transport']}"
+    how = trial.provenance["execution"]
+    return f"{trial.case.system}, {how['transport']}" + (", serial" if how["serial"] else "")
+
+
+def _hidden(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Shares of the transfers that a row hides, where it ran without overlap as well."""
+    alike = ("model", "system", "transport", "layout")
+    serial = [one for one in rows if one["serial"] and all(one[name] == row[name] for name in alike)]
+    if not serial or row["serial"]:
+        return {"hidden_share": None, "predicted_hidden_share": None}
+    there = serial[0]
+    return {
+        "hidden_share": hidden_share(there["step_time_s"], row["step_time_s"], there["send_s"]),
+        "predicted_hidden_share": hidden_share(
+            there["predicted_step_time_s"], row["predicted_step_time_s"], there["predicted_send_s"]
+        ),
+    }
 
 
 def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
+    from bench.simulate import simulate  # loads the compiler
+
     first = rounds[0]
     case = first.case
     assert isinstance(case, Case)
@@ -227,12 +252,17 @@ def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
     tokens, gpus = case.workload.global_batch_tokens, case.cluster.num_gpus
     flops = step_flops(case.model, case.workload.seq_len, tokens)
     peak_flops = case.cluster.gpu.peak_flops(case.workload.dtype)
+    how = first.provenance["execution"]
     found = predict(case, get_assumptions(DEFAULT_ASSUMPTIONS))
-    hidden = hiding(found.timeline)
+    timeline = found.timeline
+    if how["serial"]:
+        timeline = simulate(lower(serialised(plan_of(case), case.model), case.model), found.costs)
+    simulated = work(timeline)
     row = {
         "model": case.model.name,
         "system": case.system,
-        "transport": first.provenance["execution"]["transport"],
+        "transport": how["transport"],
+        "serial": how["serial"],
         "layout": str(case.layout),
         "cluster": case.cluster.name,
         "seq_len": case.workload.seq_len,
@@ -246,15 +276,15 @@ def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
         "tokens_per_s_per_gpu": tokens / step_s / gpus,
         "mfu": mfu(flops, step_s, gpus, peak_flops),
     }
-    for name in ("hidden_share", "fraction_of_bound", "overlapped_fraction", "transfer_s", "peak_memory_bytes"):
+    for name in ("fraction_of_bound", "overlapped_fraction", "send_s", "peak_memory_bytes"):
         values = [value for trial in rounds if (value := trial.metrics.get(name)) is not None]
         row[name] = median(values) if values else None
     peak = row["peak_memory_bytes"]
     return row | {
-        "predicted_step_time_s": found.metrics.step_time_s,
-        "predicted_over_measured": found.metrics.step_time_s / step_s,
-        "predicted_hidden_share": hidden.hidden_share,
-        "predicted_fraction_of_bound": hidden.fraction_of_bound,
+        "predicted_step_time_s": simulated.step_s,
+        "predicted_over_measured": simulated.step_s / step_s,
+        "predicted_send_s": simulated.send_s,
+        "predicted_fraction_of_bound": simulated.fraction_of_bound,
         "predicted_peak_memory_bytes": found.peak_memory_bytes,
         "predicted_over_measured_memory": found.peak_memory_bytes / peak if peak else None,
         "assumptions": DEFAULT_ASSUMPTIONS,
@@ -266,7 +296,7 @@ def _tables(rows: "DataFrame") -> list[Table]:
         return []
     speed, beside = [], []
     for row in rows.to_dict("records"):
-        named = [row["model"], row["system"], row["transport"]]
+        named = [row["model"], row["system"] + (", serial" if row["serial"] else ""), row["transport"]]
         spread = f"{row['step_time_low_s'] * 1e3:.1f} to {row['step_time_high_s'] * 1e3:.1f}"
         shares = [_percent(row[name]) for name in ("mfu", "hidden_share", "fraction_of_bound")]
         speed.append([*named, row["step_time_s"] * 1e3, spread, row["tokens_per_s_per_gpu"], *shares, row["layout"]])

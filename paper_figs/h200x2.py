@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-NEEDED = ("model", "system", "transport", "layout", "source", "step_time_s", "tokens_per_s_per_gpu")
+NEEDED = ("model", "system", "transport", "serial", "layout", "source", "step_time_s", "tokens_per_s_per_gpu")
 SECOND = ("copy", "host")  # transports whose bars are hatched
 _LEFT_IN, _RIGHT_IN, _GAP_IN, _TOP_IN = 0.6, 0.1, 0.45, 0.35
 _RATES_IN, _ERRORS_IN, _BETWEEN_IN, _NAMES_IN, _LINE_IN = 1.5, 0.8, 0.2, 0.95, 0.1
@@ -40,6 +40,7 @@ def draw(frame: "DataFrame", note: str = "") -> "Figure":
     absent = [name for name in NEEDED if name not in frame.columns]
     if absent or not len(frame):
         raise BadInput("h200x2", absent or "no rows", f"rows with {', '.join(NEEDED)}")
+    frame = frame[~frame["serial"].astype(bool)]
     models = list(dict.fromkeys(frame["model"]))
     lines = textwrap.wrap(_caption(frame) + " " + note, 140)
     below = _NAMES_IN + _LINE_IN * len(lines) + 0.1
@@ -104,5 +105,5 @@ def _caption(frame: "DataFrame") -> str:
         f"measured on {first['cluster']}; {int(first['seq_len']):,} tokens a sequence, "
         f"{int(first['global_batch_tokens']):,} a step; bars: median over the steps of {int(frame['rounds'].max())} "
         f"interleaved rounds, line: range of the rounds' medians, number: share of the transfers that is hidden "
-        f"((serial - measured) / transfer). Layouts: {layouts}."
+        f"((serial - measured) / transfer, serial: the same plan without overlap). Layouts: {layouts}."
     )

@@ -61,6 +61,8 @@ def test_the_whole_path_on_two_processes(tmp_path: Path) -> None:
     assert set(frame["system"]) == {"ep", "megatron-overlap", "tutel", "dualpipe-v", "disagmoe"}
     assert set(frame["transport"]) == {"gloo", "host"}
     assert (frame["source"] == "measured").all()
+    measured = frame.loc[frame["hidden_share"].notna(), ["system", "serial"]].drop_duplicates().values.tolist()
+    assert measured == [["disagmoe", False]]
     assert (frame["step_time_low_s"] <= frame["step_time_s"]).all()
     assert (frame["step_time_s"] <= frame["step_time_high_s"]).all()
     assert len(told) == len(frame)
@@ -69,9 +71,9 @@ def test_the_whole_path_on_two_processes(tmp_path: Path) -> None:
     # Drawn again from the trials alone, the table is the same.
     assert (
         h200x2.table(kept)
-        .sort_values(["system", "transport"])
+        .sort_values(["system", "transport", "serial"])
         .reset_index(drop=True)
-        .equals(frame.sort_values(["system", "transport"]).reset_index(drop=True))
+        .equals(frame.sort_values(["system", "transport", "serial"]).reset_index(drop=True))
     )
     assert all(path.stat().st_size > 0 for path in save(drawing.draw(**evidence.drawn), tmp_path / "out", "h200x2"))
 

@@ -11,42 +11,47 @@ from timelines import Row, one_layer, timeline
 
 from bench.assumptions import get_assumptions
 from bench.case import Case
-from bench.hiding import broken_claim, claims_overlap, exchanges_s, hiding
+from bench.hiding import broken_claim, claims_overlap, exchanges_s, hidden_share, work
 from bench.lower import lower
 from bench.measured import measure
-from bench.predict import predict
+from bench.predict import costs_of, predict
 from bench.program import Op
+from bench.serial import serialised
+from bench.simulate import simulate
 from bench.system import plan_of
 
 pytest.importorskip("torch")
 
 
 def test_by_hand() -> None:
-    """Rank 0 computes 10 s and moves 4 s, of which 3 s beside its computation; it waits 1 s."""
+    """Rank 0 computes 10 s and sends 4 s, of which 3 s beside its computation; it waits 1 s."""
     rows: list[Row] = [
         (0, "A0", "compute", Op.COMPUTE, "attn:F0.0", 0, 6),
         (0, "A0", "send", Op.SEND, "dispatch:F0.0", 3, 7),
         (0, "A0", "compute", Op.COMPUTE, "attn:F0.1", 8, 12),
         (1, "A0", "compute", Op.COMPUTE, "attn:F0.0", 0, 5),
     ]
-    found = hiding(timeline(rows))
-    assert found == (10, 4, 14, 10, 12)
-    assert found.hidden_share == pytest.approx(0.5)
+    found = work(timeline(rows))
+    assert found == (10, 4, 10, 12)
     assert found.fraction_of_bound == pytest.approx(10 / 12)
     assert exchanges_s(timeline(rows)) == (4, 3)
+    assert hidden_share(serial_s=14, step_s=11, send_s=4) == pytest.approx(0.75)
+    assert hidden_share(14, 14, 0) == 1
 
 
-def test_what_is_serial_hides_nothing() -> None:
-    """Colocated and serial, on one stage: nothing waits but for its own transfers."""
+def test_what_is_serial_hides_nothing_and_overlap_something() -> None:
+    """Simulated, with eight ranks on one node."""
     assumed = get_assumptions()
-    of = {
-        name: predict(make_case(name, "qwen3-30b", ep=8, seq_len=8192), assumed) for name in ("ep", "megatron-overlap")
-    }
-    shares = {name: hiding(found.timeline).hidden_share for name, found in of.items()}
-    assert shares["ep"] == pytest.approx(0, abs=0.02)  # a message's latency is waiting, and neither end's work
-    assert shares["megatron-overlap"] > 0.2
-    claims = {name: claims_overlap(found.program) for name, found in of.items()}
-    assert claims == {"ep": False, "megatron-overlap": True}
+    shares = {}
+    for system in ("ep", "megatron-overlap"):
+        case = make_case(system, "qwen3-30b", ep=8, seq_len=8192)
+        plan = plan_of(case)
+        costs = costs_of(case, plan.placement, assumed)
+        step, serial = (work(simulate(lower(each, case.model), costs)) for each in (plan, serialised(plan, case.model)))
+        shares[system] = hidden_share(serial.step_s, step.step_s, serial.send_s)
+        assert claims_overlap(lower(plan, case.model)) is (system != "ep")
+    assert shares["ep"] == 0
+    assert 0.5 < shares["megatron-overlap"] <= 1
 
 
 @pytest.mark.parametrize(("system", "claims"), [("reference", False), ("tutel", True), ("disagmoe", True)])
@@ -90,9 +95,14 @@ def test_a_plan_that_shows_overlap_does_not() -> None:
     assert found.trial.status == "ok", found.trial.message
     assert found.timeline is not None
     assert broken_claim(lower(plan_of(case), case.model), found.timeline) == ""
-    shown = hiding(found.timeline)
-    assert found.trial.metrics["hidden_share"] == shown.hidden_share
+    shown = work(found.timeline)
+    assert found.trial.metrics["fraction_of_bound"] == shown.fraction_of_bound
     assert 0 < shown.fraction_of_bound <= 1
+    serial = measure(case, steps=2, serial=True, keep_timeline=True)
+    assert serial.trial.status == "ok", serial.trial.message
+    assert serial.timeline is not None
+    assert {stream for group, stream in serial.timeline.queues if not stream.startswith("recv")} == {"compute"}
+    assert serial.trial.command.endswith("--serial")
 
 
 def test_a_measured_timeline_counts_the_flops_that_a_simulated_one_does() -> None:

@@ -112,6 +112,16 @@ Transport = Annotated[
         show_default=False,
     ),
 ]
+Serial = Annotated[
+    bool,
+    typer.Option("--serial", help="Run the plan without overlap: the same work, transfers behind what makes them."),
+]
+Weights = Annotated[
+    str,
+    typer.Option(
+        "--weights", metavar="host|device", help="Where weights are drawn: device is quicker, and other numbers."
+    ),
+]
 Data = Annotated[
     str, typer.Option("--data", metavar="text|synthetic", help="Python's own sources as bytes, or random tokens.")
 ]

@@ -19,6 +19,7 @@ from bench.execute.support import require_executable, require_supported
 from bench.lower import lower
 from bench.program import Program
 from bench.routing import Routing
+from bench.serial import serialised
 from bench.system import plan_of, trainer_of
 from bench.transports import Carrier
 
@@ -35,6 +36,7 @@ class Job:
         weights: where they are drawn, ``host`` or ``device``; see `init.initialise`.
         carrier: what carries payload; the pool's where not given.
         trainer: what trains, see `bench.system.TRAINERS`.
+        serial: whether `program` is the plan without overlap, see `bench.serial`.
     """
 
     case: Case
@@ -44,6 +46,7 @@ class Job:
     weights: str = "host"
     carrier: Carrier | None = None
     trainer: str = "plan"
+    serial: bool = False
 
     @classmethod
     def of(
@@ -53,6 +56,8 @@ class Job:
         weights: str = "host",
         carrier: Carrier | None = None,
         trainer: str | None = "plan",
+        *,
+        serial: bool = False,
     ) -> Job:
         """Plans, lowers and checks. Raises BadInput where the case cannot be executed.
 
@@ -66,8 +71,13 @@ class Job:
             raise BadInput("system", case.system, f"one that can be executed; its plan is {', '.join(plan.obstacles)}")
         if weights not in WEIGHTS:
             raise unknown("weights", weights, WEIGHTS)
-        program, by = lower(plan, case.model), trainer_of(case, trainer)
-        job = cls(case, program, batch_of(case, plan.placement), data, weights, carrier, by)
+        by = trainer_of(case, trainer)
+        if serial and by != "plan":
+            raise BadInput("serial", serial, f"False with trainer {by}, whose order is its own")
+        if serial:
+            plan = serialised(plan, case.model)
+        batch = batch_of(case, plan.placement)
+        job = cls(case, lower(plan, case.model), batch, data, weights, carrier, by, serial)
         check(job.program)
         job.corpus()  # refuses a model whose vocabulary is too small for the text
         return job

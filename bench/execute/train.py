@@ -93,6 +93,7 @@ def train(
     on_step: Callable[[StepRecord], None] | None = None,
     data: str = "text",
     weights: str = "host",
+    serial: bool = False,
     settings: OptimizerSettings | None = None,
     timeline_step: int | None = None,
     telemetry_hz: float | None = None,
@@ -111,6 +112,7 @@ def train(
         pool: ranks to run on, as many as the case needs or more; made for this call where not given.
         on_step: called after every step.
         data: ``text``, real bytes, for which the model's vocabulary must be 256 or more; or ``synthetic``.
+        serial: runs the plan without overlap, see `bench.serial`.
         weights: where they are drawn, see `Job`; the reference draws them on the host.
         timeline_step: step whose timeline is kept; negative numbers count from the end. A system's own code has none.
         telemetry_hz: samples a second on every rank; none where not given.
@@ -126,7 +128,7 @@ def train(
         RankError: something went wrong on a rank.
     """
     carrier = None if pool is None else pool.carrier_of(transport)
-    job = Job.of(case, data, weights, carrier, trainer)
+    job = Job.of(case, data, weights, carrier, trainer, serial=serial)
     loop = loop_of(job, steps, timeline_step, settings, telemetry_hz, saving, resume)
     records: list[StepRecord] = []
 
