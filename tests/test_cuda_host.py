@@ -48,4 +48,4 @@ def test_more_ranks_than_gpus_go_through_host_memory_by_themselves() -> None:
     found = measure(case, steps=2, device="cuda")
     assert found.trial.status == "ok", found.trial.message
     facts = found.trial.provenance["execution"]
-    assert facts == {"transport": "host", "ranks": num_ranks, "gpus": num_ranks - 1}
+    assert facts.items() >= {"transport": "host", "ranks": num_ranks, "gpus": num_ranks - 1}.items()
