@@ -3,7 +3,8 @@
 Every system has the same model, global batch and experts' choices (balanced), and both GPUs. A round runs all of them
 one after the other, each for a few steps from fresh weights, and the rounds follow one another, so that what drifts
 (temperature, clocks) meets all alike. Of each round the steps after the first count. NCCL and copy engines carry the
-same messages. Beside every measured step stands the one simulated with `h200-measured` costs, as it comes out.
+same messages; within a round NCCL goes first, and a transport that hung once is left alone. A trial is written when its
+run ends. Beside every measured step stands the one simulated with `h200-measured` costs, as it comes out.
 
 With `--device cpu` the same path runs with a tiny model on two processes: to see that it works, and no result. Where
 there are not two GPUs, the published trials are drawn again.
@@ -40,7 +41,8 @@ NUM_RANKS = 2
 # transports and fragments come on top.
 ROOM = 0.85
 MODELS = ("qwen3-30b", "gpt-oss-120b", "deepseek-moe-16b")
-MOST_LAYERS = 8  # a step of half a second: enough of them in the time there is
+MOST_LAYERS = 8  # a step of about a second: enough of them in the time there is
+GIVE_UP_S = 60  # without a sign of life from a rank
 # What the executor has no code for, taken away: shapes and sizes stay.
 PLAIN: dict[str, dict[str, Any]] = {
     "gpt-oss-120b": {
@@ -101,7 +103,7 @@ def entries(first: str, second: str) -> tuple[Entry, ...]:
     found += [Entry(name, layout, second) for name, layout in SYSTEMS if name in ON_COPY_ENGINES]
     # What the overlap is measured by.
     found += [Entry("disagmoe", DISAGMOE, transport, serial=True) for transport in (first, second)]
-    return tuple(sorted(found, key=lambda entry: [name for name, _ in SYSTEMS].index(entry.system)))
+    return tuple(sorted(found, key=lambda entry: entry.transport == second))
 
 
 def setting(device: str, quick: bool) -> Setting:
@@ -112,10 +114,10 @@ def setting(device: str, quick: bool) -> Setting:
         models = (get_model("tiny"), get_model("tiny-shared"))[: 1 if quick else 2]
         return Setting(device, models, Cluster.from_fields(fields), work, entries("gloo", "host"), 1 if quick else 2, 3)
     cluster = get_cluster("h200x2gpu")
-    work = Workload(seq_len=4096, global_batch_tokens=4096 * 32, dtype="bf16", routing="balanced")
+    work = Workload(seq_len=4096, global_batch_tokens=4096 * 16, dtype="bf16", routing="balanced")
     chosen = entries("nccl", "copy")
     models = tuple(shape(name, cluster, work, chosen) for name in MODELS[: 1 if quick else None])
-    return Setting(device, models, cluster, work, chosen, rounds=1 if quick else 2, steps=4 if quick else 5)
+    return Setting(device, models, cluster, work, chosen, rounds=1 if quick else 2, steps=4)
 
 
 def shape(name: str, cluster: Cluster, work: Workload, chosen: Sequence[Entry]) -> Model:
@@ -179,11 +181,16 @@ def measured(chosen: Setting, request: Request) -> tuple[list[Trial], str]:
                 refused.append(f"{entry.label} for {model.name}: {error}")
                 continue
             cells.append((entry, case))
-    store, trials = Store(request.results), []
-    with RankPool(NUM_RANKS, chosen.device, timeout_s=120) as pool:  # type: ignore[arg-type]
+    order = [entry.transport for entry in chosen.entries]
+    cells.sort(key=lambda cell: order.index(cell[0].transport))
+    store, trials, hung = Store(request.results), [], set()
+    with RankPool(NUM_RANKS, chosen.device, timeout_s=GIVE_UP_S) as pool:  # type: ignore[arg-type]
         for number in range(chosen.rounds):
             for place, (entry, case) in enumerate(cells):
                 what = f"round {number + 1}, {case.model.name}, {entry.label}"
+                if entry.transport in hung:
+                    refused.append(f"{what}: {entry.transport} hung before")
+                    continue
                 request.progress(number * len(cells) + place, chosen.rounds * len(cells), what)
                 done = measure(
                     case,
@@ -197,6 +204,8 @@ def measured(chosen: Setting, request: Request) -> tuple[list[Trial], str]:
                 )
                 store.write(done.trial)
                 trials.append(done.trial)
+                if done.trial.status == "hang":
+                    hung.add(entry.transport)
     return trials, "; ".join(refused)
 
 

@@ -18,7 +18,7 @@ from bench.execute.transport import Channel, Packet, open_transport  # noqa: E40
 from bench.execute.verify import verify  # noqa: E402
 
 NUM_GPUS = 2
-LENGTHS = [1, 17, 4096, 3 * 2**20 + 5, 17 * 2**20, 100 * 2**20 + 3]  # bytes; the last is longer than the whole ring
+LENGTHS = [1, 17, 4096, 3 * 2**20 + 5, 17 * 2**20, 140 * 2**20 + 3]  # bytes; the last is longer than the whole ring
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -49,7 +50,7 @@ def waits_of_a_step(job: Job) -> Waits:
         torch.cuda.set_sync_debug_mode("warn")
         trainer.step(WARM_UP_STEPS)
         torch.cuda.set_sync_debug_mode("default")
-    warned = [str(one.message) for one in caught if "synchroniz" in str(one.message)]
+    warned = [str(one.message) for one in caught if "called a synchronizing" in str(one.message)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         trainer.step(WARM_UP_STEPS + 1)
     calls = Counter(event.name for event in profile.events() if event.name in SYNCHRONISING)
@@ -63,14 +64,19 @@ def waits_of_a_step(job: Job) -> Waits:
     return Waits(dict(calls), warned, forward["ATTENTION"], transfers, losses)
 
 
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[RankPool]:
+    with RankPool(NUM_GPUS, "cuda", timeout_s=60) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("transport", ["nccl", "copy"])
 @pytest.mark.parametrize(
     ("system", "layout"), [("disagmoe", {"round_length": 2}), ("ep", {"ep": 2}), ("megatron-overlap", {"ep": 2})]
 )
-def test_hosts_wait_for_counts_only(transport: str, system: str, layout: dict[str, Any]) -> None:
-    job = Job.of(case_of(system, layout, "bf16"))
-    with RankPool(NUM_GPUS, "cuda", transport=transport, timeout_s=90) as pool:
-        found = pool.run(waits_of_a_step, job)
+def test_hosts_wait_for_counts_only(gpus: RankPool, transport: str, system: str, layout: dict[str, Any]) -> None:
+    job = Job.of(case_of(system, layout, "bf16"), carrier=gpus.carrier_of(transport))
+    found = gpus.run(waits_of_a_step, job)
     for waits in found:
         # The loss is read when the step is over, the step begins with an idle GPU, and so does a profile.
         assert len(waits.warned) <= waits.losses, waits.warned

@@ -11,7 +11,8 @@ A stream waits for nothing that has not been submitted: a word to the other host
 in its stream. So GPUs always come to an end by themselves, whatever hardware queues their streams share, and nothing
 has to be warmed up.
 
-The shared memory is torch's symmetric memory, of which only the mapping of a peer's memory is used.
+The memory of a line stays for as long as the process does, since nobody may free what another process has mapped; a
+later default group of the same processes finds it again.
 """
 
 from __future__ import annotations
@@ -19,23 +20,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _SymmetricMemory
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from bench.execute import driver
 from bench.execute.pieces import Segment, cut
 from bench.execute.transport import DONE, Channel, GlooTransport, Packet, Pending, local_copies
 
-SLOT_BYTES = 16 * 2**20
+SLOT_BYTES = 32 * 2**20
 NUM_SLOTS = 4
 WORD_BYTES = 128  # apart, so that two writers never share a sector
+WORD_SIZE = 4
 RELEASED = 1 << 30  # in words for which nobody is to wait any longer
 SUBMITTED_TAG = 1 << 30  # of words between hosts: two a channel, for what is pushed and for what is freed
 
@@ -46,18 +46,22 @@ class CopyTransport(GlooTransport):
     def __init__(self, device: torch.device, timeout_s: float) -> None:
         super().__init__(timeout_s)
         self.device = device
-        # Names of groups are never used twice in a process, and the default group may be another next time.
-        number = torch.randint(2**62, (1,))
-        dist.broadcast(number, 0)
-        self._prefix = f"copy-{number.item()}"
         self._lines: dict[Channel, _Line | None] = {}
 
     def open(self, channels: Iterable[Channel]) -> None:
+        """All ranks make their memory, learn the others' handles, and map what they push to."""
         for channel in channels:
-            if channel not in self._lines:
-                taken = len(channel.ranks) > 1 and self.rank in channel.ranks
-                tag = SUBMITTED_TAG + 2 * len(self._lines)
-                self._lines[channel] = _Line(self, channel, tag, self._prefix) if taken else None
+            if channel in self._lines:
+                continue
+            taken = len(channel.ranks) > 1 and self.rank in channel.ranks
+            memory = Shared.of(channel, self.rank) if taken else None
+            handles: list[bytes | None] = [None] * self.world_size
+            # Also the point from which on nobody writes into what a rank has yet to clear.
+            dist.all_gather_object(handles, memory.handle if memory is not None else None, group=self._group)
+            if memory is not None:
+                memory.map({rank: handle for rank, handle in enumerate(handles) if handle is not None})
+            tag = SUBMITTED_TAG + 2 * len(self._lines)
+            self._lines[channel] = _Line(self, channel, tag, memory) if memory is not None else None
 
     def post(self, channel: Channel, sends: Sequence[Packet], receives: Sequence[Packet]) -> Pending:
         """Waits until the other ranks have submitted what they send, and what frees the places that are needed."""
@@ -73,41 +77,93 @@ class CopyTransport(GlooTransport):
             with contextlib.suppress(RuntimeError):
                 line.release()
 
+
+class Shape(NamedTuple):
+    """How the memory of a channel is laid out, on all of its ranks alike.
+
+    Attributes:
+        arriving: words and rings for what arrives, one a source.
+        leaving: words for the places that are free again, one a target.
+    """
+
+    arriving: int
+    leaving: int
+
+    @classmethod
+    def of(cls, channel: Channel) -> Shape:
+        return cls(
+            max(len(sources_of(channel, one)) for one in channel.ranks),
+            max(len(targets_of(channel, one)) for one in channel.ranks),
+        )
+
     @property
-    def device_bytes(self) -> int:
-        """Of landing places and words, which torch's allocator does not count."""
-        return sum(line.memory.nbytes for line in self._lines.values() if line is not None)
+    def num_words(self) -> int:
+        return self.arriving + self.leaving
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_words * WORD_BYTES + self.arriving * NUM_SLOTS * SLOT_BYTES
+
+    def word(self, number: int) -> int:
+        """Where a word is."""
+        return number * WORD_BYTES
+
+    def slots(self, number: int) -> list[int]:
+        """Where the landing places of a ring are."""
+        first = self.num_words * WORD_BYTES + number * NUM_SLOTS * SLOT_BYTES
+        return [first + slot * SLOT_BYTES for slot in range(NUM_SLOTS)]
+
+
+class Shared:
+    """A rank's memory of a channel, and that of the others as it is mapped here."""
+
+    _made: ClassVar[dict[Channel, Shared]] = {}
+
+    def __init__(self, channel: Channel, rank: int) -> None:
+        self.rank, self.shape = rank, Shape.of(channel)
+        self.address = driver.allocate(self.shape.num_bytes)
+        self.handle = driver.share(self.address)
+        self.addresses: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, channel: Channel, rank: int) -> Shared:
+        """That of an earlier group of these processes, with its words set back, or a new one."""
+        if channel in cls._made:
+            found = cls._made[channel]
+            driver.clear(found.address, found.shape.num_words * WORD_BYTES)
+            return found
+        return cls._made.setdefault(channel, cls(channel, rank))
+
+    def map(self, handles: Mapping[int, bytes]) -> None:
+        """Reaches the memory of the ranks whose handles these are, unless it does already."""
+        for rank, handle in handles.items():
+            if rank not in self.addresses:
+                self.addresses[rank] = self.address if rank == self.rank else driver.mapped(handle)
 
 
 class _Line:
     """One rank's end of a channel. All ranks of the channel make theirs together."""
 
-    def __init__(self, transport: CopyTransport, channel: Channel, tag: int, prefix: str) -> None:
-        rank, device, ranks = transport.rank, transport.device, channel.ranks
-        arriving = max(len(sources_of(channel, one)) for one in ranks)
-        leaving = max(len(targets_of(channel, one)) for one in ranks)
-        self._first_slot = (arriving + leaving) * WORD_BYTES
-        size = self._first_slot + arriving * NUM_SLOTS * SLOT_BYTES
-        self.memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
-        self.memory.zero_()
-        torch.cuda.synchronize(device)
-        name = f"{prefix}-{tag - SUBMITTED_TAG}"
-        _SymmetricMemory.set_group_info(name, ranks.index(rank), len(ranks), PrefixStore(name, _get_default_store()))
-        self._shared = _SymmetricMemory.rendezvous(self.memory, name)
+    def __init__(self, transport: CopyTransport, channel: Channel, tag: int, shared: Shared) -> None:
+        rank, device, shape = transport.rank, transport.device, shared.shape
+        self._shared, self._device = shared, device
         self._lock = threading.Lock()
         self._in, self._out = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
         self._incoming: dict[int, _Incoming] = {}
         self._outgoing: dict[int, _Outgoing] = {}
+        mine = shared.address
         for number, source in enumerate(sources_of(channel, rank)):
-            credit = arriving + targets_of(channel, source).index(rank)
-            peer = self._of(ranks.index(source), size)
-            words, hosts = _Words(self._in, _word(self.memory, number), _word(peer, credit)), (transport, source, tag)
-            self._incoming[source] = _Incoming(words, _Hosts(*hosts), self._slots(self.memory, number))
+            peer = shared.addresses[source]
+            credit = shape.arriving + targets_of(channel, source).index(rank)
+            words = _Words(self._in, mine + shape.word(number), peer + shape.word(credit))
+            slots = [mine + place for place in shape.slots(number)]
+            self._incoming[source] = _Incoming(words, _Hosts(transport, source, tag), slots)
         for number, target in enumerate(targets_of(channel, rank)):
+            peer = shared.addresses[target]
             place = sources_of(channel, target).index(rank)
-            peer = self._of(ranks.index(target), size)
-            words = _Words(self._out, _word(self.memory, arriving + number), _word(peer, place))
-            self._outgoing[target] = _Outgoing(words, _Hosts(transport, target, tag), self._slots(peer, place))
+            words = _Words(self._out, mine + shape.word(shape.arriving + number), peer + shape.word(place))
+            slots = [peer + slot for slot in shape.slots(place)]
+            self._outgoing[target] = _Outgoing(words, _Hosts(transport, target, tag), slots)
 
     def post(self, sends: Sequence[Packet], receives: Sequence[Packet]) -> Pending:
         """Piece by piece in both directions: what arrives makes room for what leaves, however long the messages."""
@@ -126,33 +182,27 @@ class _Line:
 
     def release(self) -> None:
         """Lets all streams go on that wait for a word of this rank."""
-        with torch.cuda.stream(torch.cuda.Stream(self.memory.device)):
-            self.memory[: self._first_slot].view(torch.int32).fill_(RELEASED)
-
-    def _of(self, index: int, size: int) -> Tensor:
-        peer: Tensor = self._shared.get_buffer(index, (size,), torch.uint8)
-        return peer
-
-    def _slots(self, memory: Tensor, number: int) -> list[Tensor]:
-        first = self._first_slot + number * NUM_SLOTS * SLOT_BYTES
-        whole = memory[first : first + NUM_SLOTS * SLOT_BYTES]
-        return list(whole.split(SLOT_BYTES))
+        shared = self._shared
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.Stream(self._device)
+            for number in range(shared.shape.num_words):
+                driver.write(stream, shared.address + shared.shape.word(number), RELEASED)
 
 
 class _Words:
-    """The word on this GPU that the peer writes and `stream` waits for, and the one on the peer."""
+    """Addresses of the word on this GPU that the peer writes and `stream` waits for, and of the one on the peer."""
 
-    def __init__(self, stream: torch.cuda.Stream, mine: Tensor, theirs: Tensor) -> None:
+    def __init__(self, stream: torch.cuda.Stream, mine: int, theirs: int) -> None:
         self.stream, self._mine, self._theirs = stream, mine, theirs
-        self._number = torch.empty(1, dtype=torch.int32, device=mine.device)
+        self._number = torch.empty(1, dtype=torch.int32, device=stream.device)
 
     def wait_for(self, number: int) -> None:
-        driver.wait_at_least(self.stream, self._mine.data_ptr(), number)
+        driver.wait_at_least(self.stream, self._mine, number)
 
     def tell(self, number: int) -> None:
-        """In the current stream, which is `stream`. Copied, since only copies are sure to follow what was copied."""
+        """Copied, since only copies are sure to follow what was copied."""
         driver.write(self.stream, self._number.data_ptr(), number)
-        self._theirs.copy_(self._number)
+        driver.copy(self.stream, self._theirs, self._number.data_ptr(), WORD_SIZE)
 
 
 class _Hosts:
@@ -174,19 +224,18 @@ class _Hosts:
 class _Ring:
     """One direction between two ranks: its landing places on the target, and how many pieces have passed."""
 
-    def __init__(self, words: _Words, hosts: _Hosts, slots: list[Tensor]) -> None:
+    def __init__(self, words: _Words, hosts: _Hosts, slots: Sequence[int]) -> None:
         self.words, self.hosts, self._slots = words, hosts, slots
         self.passed = 0
 
     def move(self, flat: Sequence[Tensor], piece: Sequence[Segment]) -> None:
         """Submits the next piece of tensors that are flat bytes."""
-        with torch.cuda.stream(self.words.stream):
-            self._copy(flat, piece, self._slots[self.passed % NUM_SLOTS])
-            self.passed += 1
-            self.words.tell(self.passed)
+        self._copy(flat, piece, self._slots[self.passed % NUM_SLOTS])
+        self.passed += 1
+        self.words.tell(self.passed)
         self._submitted()
 
-    def _copy(self, flat: Sequence[Tensor], piece: Sequence[Segment], slot: Tensor) -> None:
+    def _copy(self, flat: Sequence[Tensor], piece: Sequence[Segment], slot: int) -> None:
         raise NotImplementedError
 
     def _submitted(self) -> None:
@@ -194,16 +243,16 @@ class _Ring:
 
 
 class _Outgoing(_Ring):
-    def __init__(self, words: _Words, hosts: _Hosts, slots: list[Tensor]) -> None:
+    def __init__(self, words: _Words, hosts: _Hosts, slots: Sequence[int]) -> None:
         super().__init__(words, hosts, slots)
         self._freed: deque[Pending] = deque()
 
-    def _copy(self, flat: Sequence[Tensor], piece: Sequence[Segment], slot: Tensor) -> None:
+    def _copy(self, flat: Sequence[Tensor], piece: Sequence[Segment], slot: int) -> None:
         if self.passed >= NUM_SLOTS:
             self._freed.popleft().wait()
             self.words.wait_for(self.passed - NUM_SLOTS + 1)
         for tensor, start, stop, place in piece:
-            slot[place : place + stop - start].copy_(flat[tensor][start:stop])
+            driver.copy(self.words.stream, slot + place, flat[tensor].data_ptr() + start, stop - start)
 
     def _submitted(self) -> None:
         self.hosts.tell(freed=False)
@@ -211,11 +260,11 @@ class _Outgoing(_Ring):
 
 
 class _Incoming(_Ring):
-    def _copy(self, flat: Sequence[Tensor], piece: Sequence[Segment], slot: Tensor) -> None:
+    def _copy(self, flat: Sequence[Tensor], piece: Sequence[Segment], slot: int) -> None:
         self.hosts.hear(freed=False).wait()
         self.words.wait_for(self.passed + 1)
         for tensor, start, stop, place in piece:
-            flat[tensor][start:stop].copy_(slot[place : place + stop - start])
+            driver.copy(self.words.stream, flat[tensor].data_ptr() + start, slot + place, stop - start)
 
     def _submitted(self) -> None:
         self.hosts.tell(freed=True)
@@ -265,7 +314,3 @@ def _messages(packets: Sequence[Packet]) -> Iterator[tuple[int, list[Tensor]]]:
     """(rank, tensors) of every message: packets of a rank stand together, in the order of their tags on both ends."""
     for rank, group in groupby(packets, key=lambda packet: packet.rank):
         yield rank, [packet.tensor for packet in group]
-
-
-def _word(memory: Tensor, number: int) -> Tensor:
-    return memory[number * WORD_BYTES : number * WORD_BYTES + 4].view(torch.int32)

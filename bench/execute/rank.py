@@ -132,8 +132,7 @@ def _set_up_torch(gpu: int) -> None:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         # cuDNN compiles its attention anew in every thread, which is such a wait again: flash attention instead.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # Copy engines push to one peer at a time, and multicast objects are a resource of the whole node.
-        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        # Multicast objects are a resource of the whole node.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         torch.cuda.set_device(gpu)
         assert torch.cuda.current_device() == gpu
