@@ -19,9 +19,10 @@ from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
 from bench.case import Case, CaseSpec, Layout, Workload
 from bench.clusters import CLUSTERS, Cluster, get_cluster
 from bench.errors import BadInput
+from bench.flops import step_flops
 from bench.hiding import hidden_share, work
 from bench.lower import lower
-from bench.metrics import mfu, step_flops
+from bench.metrics import mfu
 from bench.models import Model, get_model
 from bench.predict import GIB, costs_of, predict
 from bench.results import PUBLISHED, Store, read_trials
