@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from bench.errors import BadInput
 from paper_figs.action_colours import draw_legend
 from paper_figs.style import (
-    MUTED,
-    SMALL_PT,
     WIDTH_IN,
     add_axes,
     marker,
@@ -27,7 +25,6 @@ from paper_figs.timeline import (
     Rows,
     draw_panel,
     shown_ranks,
-    time_unit,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LOSS_LEFT_IN, _LOSS_WIDE_IN, _STEPS_LEFT_IN = 0.52, 2.15, 3.2
-_PANEL_AXIS_IN, _MIN_HEIGHT_IN = 0.25, 3.0
-_SAME_SCALE = 1.5  # simulated and measured panels share a time scale where their steps are this close
+_GAP_IN, _MIN_HEIGHT_IN = 0.1, 3.0
 
 
 def draw(losses: Mapping[str, Sequence[float]], timelines: Sequence[Panel], *, rows: Rows = "groups") -> "Figure":
@@ -45,37 +41,38 @@ def draw(losses: Mapping[str, Sequence[float]], timelines: Sequence[Panel], *, r
     Args:
         losses: mean loss in nats a token, one value a step, by system; compared to ``reference``, or else to the first.
         timelines: (title, timeline, placement); give a system's executed step and its simulated one after the other.
-            Panels of one source share a time scale.
+            Every panel shows its step whole.
         rows: see `paper_figs.timeline.draw`.
     Raises BadInput where there are no losses or timelines, or the runs had different numbers of steps.
     """
     _check(losses, timelines)
     shown = [shown_ranks(timeline, placement, rows) for _, timeline, placement in timelines]
-    heights = [TITLE_IN + ROW_IN * len(ranks) + _PANEL_AXIS_IN for ranks in shown]
-    body = max(sum(heights) + AXIS_IN - _PANEL_AXIS_IN, _MIN_HEIGHT_IN)
+    heights = [TITLE_IN + ROW_IN * len(ranks) + _GAP_IN for ranks in shown]
+    body = max(sum(heights) + AXIS_IN - _GAP_IN, _MIN_HEIGHT_IN)
     height = body + LEGEND_IN
-    windows = _windows(timelines)
     with style():
         figure = new_figure(WIDTH_IN, height)
         _draw_losses(figure, losses, body, height)
         top = height
         wide = WIDTH_IN - _STEPS_LEFT_IN - RIGHT_IN
-        for (title, timeline, placement), ranks in zip(timelines, shown, strict=True):
+        for number, ((title, timeline, placement), ranks) in enumerate(zip(timelines, shown, strict=True), 1):
             bottom = top - TITLE_IN - ROW_IN * len(ranks)
             ax = add_axes(figure, (_STEPS_LEFT_IN, bottom, wide, ROW_IN * len(ranks)))
-            window = (0.0, windows[timeline.source])
-            draw_panel(ax, timeline, placement, title=title, window_s=window, ranks=ranks)
-            unit, _ = time_unit(window[1])
-            ax.xaxis.set_major_formatter(f"{{x:g}} {unit}")
-            ax.set_xlabel("")
-            top = bottom - _PANEL_AXIS_IN
-        ax.set_xlabel("time since the start of the step", labelpad=1.5)
+            draw_panel(ax, timeline, placement, title=title, ranks=ranks)
+            _share_axis(ax, last=number == len(timelines))
+            top = bottom - _GAP_IN
         draw_legend(add_axes(figure, (_LOSS_LEFT_IN, 0, WIDTH_IN - _LOSS_LEFT_IN - RIGHT_IN, LEGEND_IN)))
-        if len(set(windows.values())) > 1:
-            note = "simulated and measured steps have time scales of their own"
-            right, above = 1 - RIGHT_IN / WIDTH_IN, (LEGEND_IN - 0.09) / height
-            figure.text(right, above, note, fontsize=SMALL_PT, color=MUTED, ha="right", va="center")
     return figure
+
+
+def _share_axis(ax: "Axes", last: bool) -> None:
+    """Every step over its own whole length, so that orders can be compared; its seconds are in the title."""
+    left, right = ax.get_xlim()
+    shares = (0, 25, 50, 75, 100)
+    ax.set_xticks([left + (right - left) * share / 100 for share in shares], [f"{share} %" for share in shares])
+    ax.get_xticklabels()[-1].set_horizontalalignment("right")
+    ax.tick_params(labelbottom=last)
+    ax.set_xlabel("share of the step; every panel shows its own step whole" if last else "", labelpad=1.5)
 
 
 def _check(losses: Mapping[str, Sequence[float]], timelines: Sequence[Panel]) -> None:
@@ -84,16 +81,6 @@ def _check(losses: Mapping[str, Sequence[float]], timelines: Sequence[Panel]) ->
     steps = {name: len(values) for name, values in losses.items()}
     if len(set(steps.values())) > 1 or not next(iter(steps.values())):
         raise BadInput("losses", steps, "the same number of steps for every system, at least one")
-
-
-def _windows(timelines: Sequence[Panel]) -> dict[str, float]:
-    """Seconds that the panels of each source span."""
-    spans: dict[str, float] = {}
-    for _, timeline, _ in timelines:
-        spans[timeline.source] = max(spans.get(timeline.source, 0.0), timeline.step_time_s)
-    if max(spans.values()) <= _SAME_SCALE * min(spans.values()):
-        return dict.fromkeys(spans, max(spans.values()))
-    return spans
 
 
 def _draw_losses(figure: "Figure", losses: Mapping[str, Sequence[float]], body_in: float, height_in: float) -> None:

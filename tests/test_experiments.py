@@ -15,6 +15,7 @@ from bench.system import systems
 from bench.trial import Trial
 from experiments import fig7, get_experiment, names, train_demo
 from experiments._sweep import reusable, sweep
+from tests.timelines import one_layer
 
 
 def spec(system: str, model: str = "tiny", seq_len: int = 64, tokens: int = 2048) -> CaseSpec:
@@ -129,3 +130,9 @@ def test_curves_that_part_or_rise_are_named() -> None:
     assert train_demo.apart({"reference": falling, "ep": [3.0, 2.0001, 1.0001]}) == []
     found = train_demo.apart({"reference": falling, "ep": [3.0, 2.1, 1.0], "disagmoe": [3.0, 2.0, 3.5]})
     assert [line.split(":")[0] for line in found] == ["ep", "disagmoe", "disagmoe"]
+
+
+def test_the_step_that_is_drawn_is_the_median_one() -> None:
+    steps = [one_layer("measured", scale=scale * 1e-3) for scale in (5.0, 1.0, 3.0)]
+    assert train_demo.median_step(steps) is steps[2]
+    assert train_demo.median_step(steps[:2]) is steps[1]

@@ -499,11 +499,15 @@ def test_the_demo_says_of_every_panel_what_it_is() -> None:
     assert shown.count("simulated") == 2
     assert shown.count("measured") == 1  # the losses
     assert shown.count("measured, clocks within 5 µs") == 1
-    # Steps of one source have one scale; here the two sources do not share theirs, and the figure says so.
-    measured, simulated, hop = figure.axes[2:5]
-    assert simulated.get_xlim() == hop.get_xlim() == pytest.approx((0, 4))
-    assert measured.get_xlim() == pytest.approx((0, 9))
-    assert "simulated and measured steps have time scales of their own" in shown
+    # Every step is shown whole, over shares of its own length; how long it took stands in its title.
+    panels = figure.axes[2:5]
+    for ax, (_, step, _) in zip(panels, STEPS, strict=True):
+        scale = ax.get_xlim()[1] / step.step_time_s
+        assert ax.get_xlim() == pytest.approx((0, scale * step.step_time_s))
+        assert list(ax.get_xticks()) == pytest.approx([ax.get_xlim()[1] * n / 4 for n in range(5)])
+    assert [bool(ax.get_xlabel()) for ax in panels] == [False, False, True]
+    assert "share of the step" in panels[-1].get_xlabel()
+    assert sum(text.startswith("step ") for text in shown) == 3
 
 
 def test_the_demo_without_a_reference_compares_to_the_first() -> None:

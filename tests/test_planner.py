@@ -23,7 +23,8 @@ from bench.system import get_system
 from bench.timing import Evaluate, StepTime
 from bench.tune import tune
 from systems.disagmoe.placement import place, replica_size
-from systems.disagmoe.planner.allocation import allocate, alternatives, by_groups
+from systems.disagmoe.planner.allocation import allocate
+from systems.disagmoe.planner.alternatives import alternatives, by_groups
 from systems.disagmoe.planner.explain import explain
 from systems.disagmoe.planner.problem import RESOURCES, Choices, Problem, problem
 from systems.disagmoe.planner.refine import neighbours, refine

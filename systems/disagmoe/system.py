@@ -72,7 +72,8 @@ class DisagMoE:
 
     def seeds(self, spec: CaseSpec, assumptions: Assumptions) -> list[Layout]:
         """What the planner's programme finds best: overall, and with other depths, splits and recomputation."""
-        from systems.disagmoe.planner.allocation import allocate, alternatives, by_groups
+        from systems.disagmoe.planner.allocation import allocate
+        from systems.disagmoe.planner.alternatives import alternatives, by_groups
         from systems.disagmoe.planner.problem import Choices, problem
 
         try:

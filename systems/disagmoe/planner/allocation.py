@@ -152,50 +152,6 @@ def allocate(
     return replace(chosen, steps_per_s=rate, most_steps_per_s=most)
 
 
-def alternatives(problem: Problem, num: int, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
-    """The best allocation and the next best ones, each with another (p, p_F, M, N); fewer where there are no more."""
-    excluded = np.zeros(len(problem), dtype=bool)
-    splits = _splits(problem)
-    found: list[Allocation] = []
-    while len(found) < num:
-        try:
-            found.append(allocate(problem, time_limit_s=time_limit_s, excluded=excluded))
-        except BadInput:
-            if not found:
-                raise
-            break
-        excluded |= (splits == splits[found[-1].candidate]).all(axis=1)
-    return found
-
-
-def by_groups(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
-    """The best allocation of each number of groups that has one, fastest first."""
-    return _each_best(problem, _splits(problem)[:, 0], time_limit_s)
-
-
-def by_replicas(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
-    """The best allocation of each number of replicas that has one, fastest first."""
-    return _each_best(problem, np.array([shape.replicas for shape in problem.shapes])[problem.shape], time_limit_s)
-
-
-def _each_best(problem: Problem, column: NDArray[np.int64], time_limit_s: float) -> list[Allocation]:
-    """The best allocation of each value of a column."""
-    found = []
-    for value in np.unique(column):
-        try:
-            found.append(allocate(problem, time_limit_s=time_limit_s, excluded=column != value))
-        except BadInput:
-            continue
-    return sorted(found, key=lambda each: each.step_s)
-
-
-def _splits(problem: Problem) -> NDArray[np.int64]:
-    """[candidates, 4]: p, p_F, M, N."""
-    shapes = [(shape.groups, shape.expert_groups, shape.option.expert_ranks) for shape in problem.shapes]
-    of_shape = np.array(shapes)[problem.shape]
-    return np.stack([of_shape[:, 0], of_shape[:, 1], problem.data_ranks, of_shape[:, 2]], axis=1)
-
-
 def infeasible(problem: Problem, excluded: NDArray[np.bool_] | None = None, without: Collection[str] = ()) -> BadInput:
     """Says which constraint cannot hold, alone or with the others, and by how much."""
     open_ = np.ones(len(problem), dtype=bool) if excluded is None else ~excluded

@@ -9,14 +9,9 @@ from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.timing import Evaluate
 from systems.disagmoe.placement import replica_size
-from systems.disagmoe.planner.allocation import (
-    DEFAULT_LIMIT_S,
-    Allocation,
-    allocate,
-    alternatives,
-    by_groups,
-    by_replicas,
-)
+from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, allocate
+from systems.disagmoe.planner.alternatives import alternatives, by_groups, by_replicas
+from systems.disagmoe.planner.plain import plain_allocation, plain_refinement
 from systems.disagmoe.planner.problem import Choices, Problem, problem
 from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Refinement, Try, refine
 from systems.disagmoe.planner.words import (
@@ -191,15 +186,18 @@ class Explanation:
             "layout": self.layout.model_dump(mode="json"),
             "programme_layout": self.allocation.layout.model_dump(mode="json"),
             "sentences": self.sentences(),
-            "allocation": _plain(self.allocation),
-            "others": [_plain(each) for each in self.others],
+            "allocation": plain_allocation(self.allocation),
+            "others": [plain_allocation(each) for each in self.others],
             "what_ifs": [
-                {"condition": w.condition, "allocation": None if w.allocation is None else _plain(w.allocation)}
+                {
+                    "condition": w.condition,
+                    "allocation": None if w.allocation is None else plain_allocation(w.allocation),
+                }
                 for w in self.what_ifs
             ],
-            "unequal": None if self.unequal is None else _plain(self.unequal),
-            "nic_sets": None if self.nic_sets is None else _plain(self.nic_sets),
-            "refinement": None if self.refinement is None else _plain_refinement(self.refinement, self.source),
+            "unequal": None if self.unequal is None else plain_allocation(self.unequal),
+            "nic_sets": None if self.nic_sets is None else plain_allocation(self.nic_sets),
+            "refinement": None if self.refinement is None else plain_refinement(self.refinement, self.source),
         }
 
 
@@ -337,34 +335,3 @@ def _what_if_row(each: Allocation | None) -> list[object]:
 def _try_row(each: Try) -> list[object]:
     peak = None if each.peak_memory_bytes is None else each.peak_memory_bytes / GIB
     return [each.change, each.step_time_s, each.bound_s, peak, str(each.layout)]
-
-
-def _plain(each: Allocation) -> dict[str, Any]:
-    return {
-        "layout": each.layout.model_dump(mode="json"),
-        "step_s": each.step_s,
-        "bound_s": 1.0 / each.most_steps_per_s,
-        "gap": each.gap,
-        "proven": each.proven,
-        "solve_s": each.solve_s,
-        "binding": list(each.binding),
-        "busy_s": dict(each.seconds),
-        "num_gpus": each.num_gpus,
-        "nics": {"attention": each.nics[0], "expert": each.nics[1]},
-        "simulated_only": each.problem.choices.nics == "sets",
-        "mfu_of_used": each.mfu(),
-        "mfu_of_allocated": each.mfu(each.problem.spec.cluster.num_gpus),
-        "memory_bytes": {"attention": each.memory_bytes[0], "expert": each.memory_bytes[1]},
-    }
-
-
-def _plain_refinement(found: Refinement, source: str) -> dict[str, Any]:
-    def plain(each: Try) -> dict[str, Any]:
-        return {**vars(each), "layout": each.layout.model_dump(mode="json")}
-
-    return {
-        "source": source,
-        "complete": found.complete,
-        "path": [plain(each) for each in found.path],
-        "tried": [plain(each) for each in found.tried],
-    }
