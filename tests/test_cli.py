@@ -3,9 +3,11 @@
 import gzip
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -435,6 +437,43 @@ def test_process_exit_codes_and_streams(here: Path) -> None:
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.startswith("moebench: layout.ep: 3 is not valid; allowed: ")
     assert not list(here.iterdir())
+
+
+SLOW = """import time
+from systems.baselines.ep import ExpertParallel
+
+class Slow(ExpertParallel):
+    name = "slow"
+
+    def plan(self, case):
+        time.sleep(1.5)
+        return super().plan(case)
+"""
+
+
+@pytest.mark.parametrize("verb", ["simulate", "compare"])
+def test_a_slow_schedule_shows_on_a_terminal_that_it_goes_on(here: Path, verb: str) -> None:
+    (here / "slow.py").write_text(SLOW)
+    words = [verb, "slow.py", *SMALL, "--layout", "ep=8", *(["--against", "ep", "--budget", "1"] * (verb == "compare"))]
+    terminal, stderr = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.cli", *words],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )
+    os.close(stderr)
+    told = b""
+    with suppress(OSError):  # the terminal is gone with the process
+        while part := os.read(terminal, 4096):
+            told += part
+    os.close(terminal)
+    out = process.communicate()[0]
+    assert process.returncode == 0, told
+    assert b"slow" in out
+    assert {"simulate": b"simulating slow.py", "compare": b"tuning: slow"}[verb] in told
+    assert re.search(rb"0:00:0[1-9]", told)  # the time that has passed
 
 
 def test_without_torch_run_says_how_to_install_it(here: Path) -> None:

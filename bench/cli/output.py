@@ -77,9 +77,11 @@ def working(title: str) -> Iterator[Callable[[int, int, str], None]]:
         yield lambda _done, _total, _what: None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    # A plan may take minutes in which nothing is counted: what turns and the time that passes say that it goes on.
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
         def advance(done: int, total: int, what: str) -> None:
