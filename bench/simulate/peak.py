@@ -18,6 +18,7 @@ from bench.timeline import Timeline
 
 GIB = 2**30
 _PARTS = {Kind.EMBED: "embedding", Kind.ATTENTION: "attention", Kind.EXPERT: "experts", Kind.JOIN: "join"}
+_STATE = {"reserve": "reserve: context, communicators, what the allocator cannot use"}
 _WHY = {
     Held.FORWARD: "activations of {}, until their backward",
     Held.BACKWARD: "activations of {}, until their weight gradients",
@@ -152,7 +153,7 @@ def find_peak(program: Program, costs: Costs, timeline: Timeline) -> Peak:
         operation=int(values.operation[value]),
         computing=_computing(program, timeline, base, (g, place), at_s),
         fillings=(
-            *(Filling(name, size) for name, size in costs.static_parts(groups[g].name).items()),
+            *(Filling(_STATE.get(name, name), size) for name, size in costs.static_parts(groups[g].name).items()),
             *_fillings(values, held),
         ),
         in_flight=len(np.unique(unpack(values.code[waiting]).microbatch)),
