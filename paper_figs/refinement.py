@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("model", "seq_len", "source", "programme_over_whole", "refined_over_whole", "num_searched", "num_simulated")
 _PROGRAMME, _REFINED = "#56b4e9", "#d55e00"
-_HEIGHT_IN = 2.3
+_HEIGHT_IN = 2.5
 
 
 def draw(frame: "DataFrame", within: float = 0.02) -> "Figure":
@@ -27,12 +27,11 @@ def draw(frame: "DataFrame", within: float = 0.02) -> "Figure":
         raise BadInput("refinement columns", absent, f"rows with {', '.join(NEEDED)}")
     with style():
         figure = new_figure(WIDTH_IN, _HEIGHT_IN)
-        ax = add_axes(figure, (0.6, 0.72, WIDTH_IN - 0.72, _HEIGHT_IN - 1.0))
+        ax = add_axes(figure, (0.6, 0.9, WIDTH_IN - 0.75, _HEIGHT_IN - 1.22))
         places, below = list(range(len(frame))), ax.get_xaxis_transform()
         ax.axhline(1.0, color=INK, linewidth=0.8)
         ax.axhline(1 + within, color=MUTED, linewidth=0.8, linestyle=(0, (3, 2)))
-        right = len(frame) - 0.45
-        ax.text(right, 1 + within, f"+{100 * within:g} %", fontsize=SMALL_PT, color=MUTED, va="bottom", ha="right")
+        ax.text(-0.55, 1 + within, f"+{100 * within:g} %", fontsize=SMALL_PT, color=MUTED, va="bottom")
         split = frame["programme_over_whole"].astype(float)
         refined = frame["refined_over_whole"].astype(float)
         ax.vlines(places, refined, split, color=_PROGRAMME, linewidth=0.8)
@@ -40,10 +39,10 @@ def draw(frame: "DataFrame", within: float = 0.02) -> "Figure":
         ax.plot(places, refined, "^", color=_REFINED, markersize=5, label="refined plan")
         for place, row in zip(places, frame.to_dict("records"), strict=True):
             if row["refined_over_whole"] != row["refined_over_whole"] or row["refined_over_whole"] is None:
-                ax.text(place, 1.0, "nothing\nfits", fontsize=SMALL_PT, color=MUTED, ha="center", va="bottom")
+                ax.text(place, 0.5, "nothing\nfits", fontsize=SMALL_PT, color=MUTED, ha="center", transform=below)
                 continue
             counts = f"{row['num_simulated']:.0f} of\n{row['num_searched']:.0f}"
-            ax.text(place, -0.17, counts, fontsize=SMALL_PT, color=MUTED, ha="center", va="top", transform=below)
+            ax.text(place, -0.18, counts, fontsize=SMALL_PT, color=MUTED, ha="center", va="top", transform=below)
         ax.set_xticks(places, [f"{length // 1024}K" for length in frame["seq_len"]])
         ax.set_xlim(-0.6, len(frame) - 0.4)
         ax.margins(y=0.15)
@@ -52,7 +51,7 @@ def draw(frame: "DataFrame", within: float = 0.02) -> "Figure":
         ax.set_ylabel("step time / best of all layouts")
         for model, rows in frame.reset_index(drop=True).groupby("model", sort=False):
             middle = (rows.index[0] + rows.index[-1]) / 2
-            ax.text(middle, -0.44, str(model), ha="center", va="top", weight="bold", transform=below)
+            ax.text(middle, -0.42, str(model), ha="center", va="top", weight="bold", transform=below)
         ax.legend(loc="upper right", ncols=2, bbox_to_anchor=(0.9, 1.19), borderaxespad=0)
         stamp(ax, one_source("refinement: source", frame["source"]))
         note = "below the lengths: layouts that the refinement simulated, of those that the whole search looked at"
