@@ -228,18 +228,20 @@ def test_a_run_takes_the_layout_that_moves_most_between_groups(system: str, layo
 def test_the_command_compares_verifies_runs_and_draws(here: Path) -> None:
     pytest.importorskip("torch")
     (here / "mine.py").write_text(EXAMPLE)
-    words = ["compare", "mine.py", "--against", "disagmoe", *SMALL, "--run", "--ranks", "4", "--steps", "1", "--json"]
+    words = ["compare", "mine.py", "--against", "disagmoe,megatron", *SMALL, "--run", "--ranks", "4", "--steps", "1"]
+    words += ["--json"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
+    assert "megatron is not in compare-measured: code of its own runs it" in result.stderr
     found = json.loads(result.stdout)
-    assert [one["label"] for one in found["simulated"]] == ["pingpong", "disagmoe"]
+    assert [one["label"] for one in found["simulated"]] == ["pingpong", "disagmoe", "megatron"]
     assert all(one["ok"] and one["num_ranks"] == 4 for one in found["verified"])
-    assert [one["status"] for one in found["measured"]] == ["ok", "ok"]
+    assert [one["status"] for one in found["measured"]] == ["ok"] * 3
     for name in ("compare.png", "compare-measured.png"):
         assert (here / "out" / name).stat().st_size > 10_000
     trials: list[Trial] = [trial for _, trial in read_trials([here / "results"])]
     assert sorted((t.source, t.case.system) for t in trials) == [
-        (source, system) for source in ("measured", "simulated") for system in ("disagmoe", "mine.py")
+        (source, system) for source in ("measured", "simulated") for system in ("disagmoe", "megatron", "mine.py")
     ]
 
 

@@ -182,6 +182,10 @@ def _ran(cases: "list[Case]", steps: int, device: str, out: Path, files: list[Pa
         (f"{one.label}\n{one.trial.layout}", one.timeline, one.placement) for one in ran if one.timeline is not None
     ]
     files += _drawn(panels, out, "compare-measured")
+    for one in ran:
+        if one.timeline is None and one.trial.status == "ok":
+            why = "code of its own runs it and keeps no timeline"
+            typer.echo(f"moebench: {one.label} is not in compare-measured: {why}", err=True)
     return ran
 
 
