@@ -117,7 +117,8 @@ def _read_split(split: Split) -> tuple[NDArray[np.uint8], CorpusProvenance]:
     return np.frombuffer(text, dtype=np.uint8), provenance
 
 
-def _check_sequence_arguments(seq_len: int, seed: int) -> None:
+def check_sequence_arguments(seq_len: int, seed: int) -> None:
+    """Raises BadInput."""
     if seq_len < 1:
         raise BadInput("seq_len", seq_len, "at least 1")
     if not 0 <= seed < 1 << 63:
@@ -127,6 +128,24 @@ def _check_sequence_arguments(seq_len: int, seed: int) -> None:
 def _check_index(index: int) -> None:
     if index < 0:
         raise BadInput("index", index, "0 or more")
+
+
+class EpochOrder:
+    """Which of n sequences has which index: ``permutation(n, seed, index // n)[index % n]``."""
+
+    def __init__(self, num_sequences: int, seed: int) -> None:
+        self.num_sequences, self.seed = num_sequences, seed
+        self._epoch = -1
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def at(self, index: int) -> int:
+        """The number of the sequence with an index from 0. Raises BadInput for a negative one."""
+        _check_index(index)
+        epoch, position = divmod(index, self.num_sequences)
+        if epoch != self._epoch:
+            self._order = permutation(self.num_sequences, self.seed, epoch)
+            self._epoch = epoch
+        return int(self._order[position])
 
 
 class TextCorpus:
@@ -146,7 +165,7 @@ class TextCorpus:
     """
 
     def __init__(self, seq_len: int, seed: int, split: Split = "train", vocab_size: int = BYTE_VOCAB_SIZE) -> None:
-        _check_sequence_arguments(seq_len, seed)
+        check_sequence_arguments(seq_len, seed)
         if split not in get_args(Split):
             raise unknown("split", split, get_args(Split))
         if vocab_size < BYTE_VOCAB_SIZE:
@@ -158,17 +177,11 @@ class TextCorpus:
         self.seed = seed
         self.split = split
         self.num_sequences = (len(self._text) - 1) // seq_len
-        self._epoch = -1
-        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._order = EpochOrder(self.num_sequences, seed)
 
     def sequence(self, index: int) -> NDArray[np.int64]:
         """Tokens [seq_len + 1] of any index from 0. Raises BadInput for a negative one."""
-        _check_index(index)
-        epoch, position = divmod(index, self.num_sequences)
-        if epoch != self._epoch:
-            self._order = permutation(self.num_sequences, self.seed, epoch)
-            self._epoch = epoch
-        start = int(self._order[position]) * self.seq_len
+        start = self._order.at(index) * self.seq_len
         return self._text[start : start + self.seq_len + 1].astype(np.int64)
 
     def provenance(self) -> dict[str, object]:
@@ -183,7 +196,7 @@ class SyntheticCorpus:
     """
 
     def __init__(self, vocab_size: int, seq_len: int, seed: int) -> None:
-        _check_sequence_arguments(seq_len, seed)
+        check_sequence_arguments(seq_len, seed)
         if vocab_size < 1:
             raise BadInput("vocab_size", vocab_size, "at least 1")
         self.vocab_size = vocab_size
@@ -202,12 +215,24 @@ class SyntheticCorpus:
 
 
 def open_corpus(name: str, *, vocab_size: int, seq_len: int, seed: int, split: Split = "train") -> Corpus:
-    """The corpus called `name`: ``text`` or ``synthetic`` (which has no splits). Raises BadInput."""
+    """The corpus called `name`: ``text``, ``synthetic``, or a path, the prefix of a Megatron corpus. Raises BadInput.
+
+    Only the text has splits.
+    """
     if name == "text":
         return TextCorpus(seq_len, seed, split, vocab_size)
     if name == "synthetic":
         return SyntheticCorpus(vocab_size, seq_len, seed)
+    if is_path(name):
+        from bench.execute.indexed import IndexedCorpus
+
+        return IndexedCorpus(name, seq_len, seed, vocab_size)
     raise unknown("corpus", name, ("text", "synthetic"))
+
+
+def is_path(name: str) -> bool:
+    """Whether the name of a corpus means files."""
+    return "/" in name or Path(f"{name}.idx").exists()
 
 
 def sequence_index(
