@@ -322,6 +322,16 @@ MODELS: dict[str, Model] = _named(
         qk_norm=True, num_experts=8, top_k=4, expert_hidden_size=96, router_score="sigmoid",
         router_scale=2.5, vocab_size=256, aux_loss_coeff=0.01, z_loss_coeff=0.001,
     ),
+    Model(
+        name="tiny-window", num_layers=4, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
+        window_pattern=(6, 0), num_experts=8, top_k=2, expert_hidden_size=96, vocab_size=256,
+    ),
+    Model(
+        name="tiny-mla", num_layers=4, num_dense_layers=1, hidden_size=64, num_heads=4, num_kv_heads=4,
+        head_dim=24, mla=MLA(q_lora_rank=32, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8,
+        v_head_dim=12), num_experts=8, top_k=2, expert_hidden_size=96, num_shared_experts=1,
+        shared_hidden_size=96, dense_hidden_size=256, vocab_size=256,
+    ),
 )
 # fmt: on
 

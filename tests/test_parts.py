@@ -234,7 +234,7 @@ def test_named_views_share_memory_with_the_parameters():
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [("gpt-oss-120b", "window_pattern"), ("deepseek-v3", "mla"), ("gpt-oss-120b", "activation")],
+    [("gpt-oss-120b", "attention_sinks"), ("deepseek-v3", "router_groups"), ("gpt-oss-120b", "activation")],
 )
 def test_what_cannot_be_executed_is_named(name, field):
     model = MODELS[name]

@@ -6,6 +6,7 @@ are [out, in].
 
     embed.weight  final_norm.weight  head.weight
     layers.{l}.attention.norm.weight  .qkv.weight  .q_norm.weight  .k_norm.weight  .proj.weight
+    of latent attention .q_down .q_norm .q_up .kv_down .kv_norm .kv_up .proj, each .weight
     layers.{l}.ffn.norm.weight, of a dense layer also .fc1 and .fc2
     layers.{l}.router.weight  layers.{l}.experts.{e}.fc1 and .fc2  layers.{l}.shared.fc1 and .fc2
 
@@ -34,6 +35,10 @@ _IN_LAYER = {
     "attention.q_layernorm.weight": "attention.q_norm.weight",
     "attention.k_layernorm.weight": "attention.k_norm.weight",
     "attention.linear_proj.weight": "attention.proj.weight",
+    **{
+        f"attention.{name}.weight": f"attention.{name}.weight"
+        for name in ("q_down", "q_norm", "q_up", "kv_down", "kv_norm", "kv_up", "proj")
+    },
     "ffn_norm.weight": "ffn.norm.weight",
     "ffn.fc1.weight": "ffn.fc1",
     "ffn.fc2.weight": "ffn.fc2",
@@ -46,15 +51,12 @@ _IN_HEAD = {"norm.weight": "final_norm.weight", "head.weight": "head.weight"}
 
 def parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Global name -> shape of every parameter of the model, in the order of the forward pass."""
-    hidden, dim = model.hidden_size, model.head_dim
+    hidden = model.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (model.vocab_size, hidden)}
     for layer in range(model.num_layers):
         at = f"layers.{layer}."
         shapes[at + "attention.norm.weight"] = (hidden,)
-        shapes[at + "attention.qkv.weight"] = (model.q_size + 2 * model.kv_size, hidden)
-        if model.qk_norm:
-            shapes |= {at + f"attention.{which}_norm.weight": (dim,) for which in "qk"}
-        shapes[at + "attention.proj.weight"] = (hidden, model.q_size)
+        shapes |= _attention(at + "attention.", model)
         shapes[at + "ffn.norm.weight"] = (hidden,)
         if model.is_dense(layer):
             shapes |= _feed_forward(at + "ffn", hidden, model.dense_hidden_size)
@@ -66,6 +68,25 @@ def parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
             shapes |= _feed_forward(at + "shared", hidden, model.shared_hidden_size)
     shapes["final_norm.weight"] = (hidden,)
     shapes["head.weight"] = (model.vocab_size, hidden)
+    return shapes
+
+
+def _attention(at: str, model: Model) -> dict[str, tuple[int, ...]]:
+    hidden, mla = model.hidden_size, model.mla
+    shapes: dict[str, tuple[int, ...]] = {}
+    if mla is None:
+        shapes[at + "qkv.weight"] = (model.q_size + 2 * model.kv_size, hidden)
+        if model.qk_norm:
+            shapes |= {at + f"{which}_norm.weight": (model.head_dim,) for which in "qk"}
+    else:
+        if mla.q_lora_rank:
+            shapes[at + "q_down.weight"] = (mla.q_lora_rank, hidden)
+            shapes[at + "q_norm.weight"] = (mla.q_lora_rank,)
+        shapes[at + "q_up.weight"] = (model.q_size, mla.q_lora_rank or hidden)
+        shapes[at + "kv_down.weight"] = (mla.kv_lora_rank + mla.qk_rope_head_dim, hidden)
+        shapes[at + "kv_norm.weight"] = (mla.kv_lora_rank,)
+        shapes[at + "kv_up.weight"] = (model.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank)
+    shapes[at + "proj.weight"] = (hidden, model.attention_output_size)
     return shapes
 
 

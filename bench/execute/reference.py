@@ -102,7 +102,7 @@ class ReferenceModel:
         ids: ExpertIds = {}
         for layer in range(self.model.num_layers):
             at = f"layers.{layer}."
-            h = x + self._attention(at + "attention.", self._norm(at + "attention.norm.weight", x))
+            h = x + self._attention(at + "attention.", self._norm(at + "attention.norm.weight", x), layer)
             u = self._norm(at + "ffn.norm.weight", h)
             if self.model.is_dense(layer):
                 x = h + self._feed_forward(at + "ffn", u)
@@ -126,8 +126,20 @@ class ReferenceModel:
         gate, up = functional.linear(x, self.parameters[f"{at}.fc1"]).to(self.wide).chunk(2, dim=-1)
         return functional.linear((functional.silu(gate) * up).to(self.dtype), self.parameters[f"{at}.fc2"])
 
-    def _attention(self, at: str, x: Tensor) -> Tensor:
+    def _attention(self, at: str, x: Tensor, layer: int) -> Tensor:
         """[b, S, H] -> [b, S, H]."""
+        q, k, v = self._queries_keys_values(at, x) if self.model.mla is None else self._latent(at, x)
+        window = self.model.window(layer)
+        if window:
+            positions = torch.arange(x.shape[1], device=self.device)
+            behind = positions[:, None] - positions
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=(behind >= 0) & (behind < window))
+        else:
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return functional.linear(out.transpose(1, 2).flatten(2), self.parameters[at + "proj.weight"])
+
+    def _queries_keys_values(self, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[b, S, H] -> three [b, heads, S, head dim]."""
         model = self.model
         groups, share = model.num_kv_heads, model.num_heads // model.num_kv_heads
         qkv = functional.linear(x, self.parameters[at + "qkv.weight"])
@@ -138,8 +150,25 @@ class ReferenceModel:
         q, k = self._rotate(q), self._rotate(k)
         # Every query head has its own copy of its group's key and value: [b, heads, S, head dim].
         q, k, v = (part.expand_as(q).flatten(2, 3).transpose(1, 2) for part in (q, k, v))
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return functional.linear(out.transpose(1, 2).flatten(2), self.parameters[at + "proj.weight"])
+        return q, k, v
+
+    def _latent(self, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Multi-head latent attention (arXiv 2405.04434, equations 9 to 19): [b, S, H] -> three [b, heads, S, .]."""
+        mla, heads = self.model.mla, self.model.num_heads
+        assert mla is not None
+        q_latent = x
+        if mla.q_lora_rank:
+            q_latent = self._norm(at + "q_norm.weight", functional.linear(x, self.parameters[at + "q_down.weight"]))
+        q = functional.linear(q_latent, self.parameters[at + "q_up.weight"]).unflatten(-1, (heads, mla.qk_head_dim))
+        latent = functional.linear(x, self.parameters[at + "kv_down.weight"])
+        k_rope = self._rotate(latent[..., None, None, mla.kv_lora_rank :])[:, :, 0]
+        kv_latent = self._norm(at + "kv_norm.weight", latent[..., : mla.kv_lora_rank])
+        kv = functional.linear(kv_latent, self.parameters[at + "kv_up.weight"])
+        kv = kv.unflatten(-1, (heads, mla.qk_nope_head_dim + mla.v_head_dim))
+        plain = mla.qk_nope_head_dim
+        q = torch.cat((q[..., :plain], self._rotate(q[..., None, plain:])[:, :, :, 0]), dim=-1)
+        k = torch.cat((kv[..., :plain], k_rope.expand(-1, -1, heads, -1)), dim=-1)
+        return q.transpose(1, 2), k.transpose(1, 2), kv[..., plain:].transpose(1, 2)
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotary positions (arXiv 2104.09864): dimension i turns with i + head dim / 2; x [b, S, ., ., head

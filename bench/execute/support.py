@@ -21,10 +21,6 @@ _FLAGS = (
 def _refused(model: Model) -> list[tuple[str, object, str]]:
     """(field, value, allowed) of everything that the executor has no code for."""
     refused: list[tuple[str, object, str]] = []
-    if model.mla is not None:
-        refused.append(("mla", model.mla, "None"))
-    if any(model.window_pattern):
-        refused.append(("window_pattern", model.window_pattern, "full attention"))
     for field in _FLAGS:
         if getattr(model, field):
             refused.append((field, True, "False"))

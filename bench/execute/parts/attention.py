@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bench.execute.parts.latent import LatentAttention
 from bench.execute.parts.linear import FeedForward
 from bench.execute.parts.megatron import rms_norm, self_attention
 from bench.execute.parts.router import Router
@@ -50,7 +51,8 @@ class AttentionPart(nn.Module):
         where: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
         self.model, self.layer = model, layer
         self.norm = rms_norm(model, model.hidden_size, **where)
-        self.attention = self_attention(model, layer, **where)
+        latent = model.mla is not None
+        self.attention = LatentAttention(model, layer, **where) if latent else self_attention(model, layer, **where)
         self.ffn_norm = rms_norm(model, model.hidden_size, **where)
         self.ffn: FeedForward | None = None
         self.router: Router | None = None

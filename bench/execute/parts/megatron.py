@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.execute.fused import rotate
+from bench.execute.parts.core import attend
 from bench.execute.parts.linear import MegatronLinear
 from bench.execute.wgrad import accumulate_in_backward
 from bench.models import Model
@@ -89,31 +90,42 @@ def transformer_config(model: Model, dtype: torch.dtype) -> TransformerConfig:
     )
 
 
-class RotarySDPA(nn.Module):
-    """Causal attention by torch's fused kernels, after rotary positions; a group's keys and values are not repeated.
+class RotaryAngles:
+    """megatron-core's rotary angles of the positions of a sequence, for heads of ``dim`` elements."""
 
-    Args:
-        model: for the rotary frequencies; the rest are the arguments of megatron-core's layer spec.
-    """
-
-    def __init__(self, *, model: Model, softmax_scale: float | None = None, **_: Any) -> None:
-        super().__init__()
-        self.softmax_scale = softmax_scale
+    def __init__(self, dim: int, theta: float) -> None:
         # On the CPU whatever the device: the frequencies of all placements agree to the last bit.
         self._frequencies = RotaryEmbedding(
-            model.head_dim, 1.0, rotary_base=model.rope_theta, use_cpu_initialization=True, cp_group=SoloGroup()
+            dim, 1.0, rotary_base=theta, use_cpu_initialization=True, cp_group=SoloGroup()
         )
-        self._angles = torch.empty(0, model.head_dim // 2, device="cpu")
+        self._angles = torch.empty(0, dim // 2, device="cpu")
+
+    def of(self, length: int, device: torch.device) -> Tensor:
+        """fp32 [length, dim / 2]."""
+        if self._angles.shape[0] != length or self._angles.device != device:
+            self._angles = self._frequencies.get_freqs_non_repeated(length).to(device)
+        return self._angles
+
+
+class RotarySDPA(nn.Module):
+    """Causal attention after rotary positions.
+
+    Args:
+        model: for the rotary frequencies. window: see `attend`.
+        The rest are the arguments of megatron-core's layer spec.
+    """
+
+    def __init__(self, *, model: Model, window: int = 0, softmax_scale: float | None = None, **_: Any) -> None:
+        super().__init__()
+        self.softmax_scale, self.window = softmax_scale, window
+        self._angles = RotaryAngles(model.head_dim, model.rope_theta)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None = None, **_: Any) -> Tensor:
         """[S, b, heads, head dim] -> [S, b, heads x head dim]."""
-        if self._angles.shape[0] != query.shape[0] or self._angles.device != query.device:
-            self._angles = self._frequencies.get_freqs_non_repeated(query.shape[0]).to(query.device)
-        query, key = rotate(query, self._angles), rotate(key, self._angles)
+        angles = self._angles.of(query.shape[0], query.device)
+        query, key = rotate(query, angles), rotate(key, angles)
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        out = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        out = attend(q, k, v, window=self.window, scale=self.softmax_scale)
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -133,7 +145,7 @@ def self_attention(model: Model, layer: int, *, device: torch.device, dtype: tor
             config=transformer_config(model, dtype),
             submodules=SelfAttentionSubmodules(
                 linear_qkv=MegatronLinear,
-                core_attention=partial(RotarySDPA, model=model),
+                core_attention=partial(RotarySDPA, model=model, window=model.window(layer)),
                 linear_proj=MegatronLinear,
                 q_layernorm=norm,
                 k_layernorm=norm,
