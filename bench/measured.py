@@ -23,7 +23,7 @@ from bench.trial import Status, Trial, command_for
 
 if TYPE_CHECKING:
     from bench.execute.checkpoint import Saving
-    from bench.execute.pool import RankError, Ranks
+    from bench.execute.pool import Ranks
     from bench.execute.train import StepRecord
     from bench.timeline import Timeline
     from bench.transports import Carrier
@@ -55,6 +55,7 @@ def measure(
     saving: "Saving | None" = None,
     resume: Path | None = None,
     on_saved: Callable[[Path], None] | None = None,
+    timeout_s: float | None = None,
 ) -> Measured:
     """Trains and gives the trial. What goes wrong on a rank is a trial too, with the steps that were done.
 
@@ -66,7 +67,7 @@ def measure(
         serial: runs the plan without overlap, see `bench.serial`: what it takes longer, the plan hides.
         telemetry_hz: samples a second of devices, links and host; None for none.
         trainer: see `bench.system.TRAINERS`; what the system takes unless told where not given. Kept in provenance.
-        saving, resume, on_saved: see `bench.execute.train.train`.
+        saving, resume, on_saved, timeout_s: see `bench.execute.train.train`.
     Raises:
         BadInput: the case cannot be executed on this machine.
     """
@@ -84,6 +85,7 @@ def measure(
 
     status: Status = "ok"
     message, timeline = "", None
+    last: tuple[str, ...] = ()
     metrics: dict[str, float | None] = {}
     num_ranks = ranks_of(case)
     with contextlib.ExitStack() as stack:
@@ -106,12 +108,13 @@ def measure(
                 saving=saving,
                 resume=resume,
                 on_saved=on_saved,
+                timeout_s=timeout_s,
             )
-            timeline = result.timeline
+            timeline, last = result.timeline, result.last_actions
             metrics["clock_error_s"] = result.clock_error_s
             metrics["peak_memory_bytes"] = result.peak_memory_bytes or None
         except RankError as error:
-            status, message = _status_of(error), str(error)
+            status, message, last = status_of(error.cause), str(error), error.last_actions
     broken = [r.step for r in done if not (math.isfinite(r.loss) and math.isfinite(r.grad_norm))]
     if broken and status == "ok":
         status, message = "diverged", f"loss or gradient norm is not finite from step {broken[0]} on"
@@ -145,6 +148,7 @@ def measure(
         status=status,
         message=message,
         traits=plan_of(case).traits,
+        last_actions=list(last),
         metrics=metrics | _metrics(case, done, settled, carrier.gpus(num_ranks)) | (seen.metrics if seen else {}),
         samples=_samples(case, done, settled, seen),
         steady=settled.as_json() if settled is not None else {},
@@ -206,11 +210,10 @@ def _settled(case: Case, done: "list[StepRecord]", told: list[RankTelemetry]) ->
     return steady([case.workload.global_batch_tokens / r.tokens_per_s for r in done], spans, disturbances(told))
 
 
-def _status_of(error: "RankError") -> Status:
-    if error.cause == "hung":
-        return "hang"
-    # A step names the operation that failed in an error of its own; what it failed of is in the text.
-    return "oom" if "OutOfMemoryError" in f"{error.cause} {error}" else "error"
+def status_of(cause: str) -> Status:
+    """The status of a run that ended in a `RankError` of that cause."""
+    statuses: dict[str, Status] = {"hung": "hang", "died": "died", "oom": "oom"}
+    return statuses.get(cause, "error")
 
 
 def _metrics(case: Case, done: "list[StepRecord]", settled: Steady | None, num_gpus: int) -> dict[str, float | None]:

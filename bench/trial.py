@@ -14,7 +14,7 @@ from bench.errors import BadInput, from_pydantic
 from bench.migrations import current
 
 Source = Literal["simulated", "measured"]
-Status = Literal["ok", "oom", "diverged", "hang", "timeout", "error", "infeasible"]
+Status = Literal["ok", "oom", "diverged", "died", "hang", "timeout", "error", "infeasible"]
 
 # Not strict: a diverged run's nan and inf are words in JSON.
 Number = Annotated[float, Field(strict=False)]
@@ -23,6 +23,7 @@ FINISHED: frozenset[str] = frozenset({"ok", "oom", "infeasible", "diverged"})
 """Statuses that would come out again; a sweep repeats the others."""
 
 MAX_MESSAGE_CHARS = 6000
+MAX_LAST_ACTIONS_CHARS = 4000
 
 
 class Series(BaseModel):
@@ -50,6 +51,7 @@ class Trial(BaseModel):
         case: what was run, with its layout; only a spec where no layout was found (``infeasible``).
         case_id: hash of `case`'s content.
         message: for people, why the status is not ``ok``; for ``infeasible`` it states the missing GiB.
+        last_actions: of a run that ended early, what every rank did last, a line a rank.
         traits: what sets the plan apart, see `bench.plan.TRAITS`.
         metrics: one number a name, with its unit in the name; None where it is not defined (MFU of an unknown GPU).
         samples: raw series, one value a step; nothing dropped.
@@ -72,6 +74,7 @@ class Trial(BaseModel):
     source: Source
     status: Status
     message: str = ""
+    last_actions: list[str] = []
     layout: str | None = None
     traits: tuple[str, ...] = ()
     metrics: dict[str, Number | None] = {}
@@ -107,6 +110,7 @@ class Trial(BaseModel):
         layout = str(case.layout) if isinstance(case, Case) else None
         if isinstance(rest.get("message"), str):
             rest["message"] = _shortened(rest["message"])
+        rest["last_actions"] = _cut(rest.get("last_actions", []))
         try:
             return cls(
                 case=case,
@@ -141,9 +145,9 @@ class Trial(BaseModel):
             if self.status not in FINISHED:
                 told_by += [self.status, self.message]
         else:
-            # Without traits as before there were any, so that records keep their names.
-            apart = {"samples", "telemetry_samples", "series"} | ({"traits"} if not self.traits else set())
-            record = self.model_dump(mode="json", exclude=apart)
+            # Without what has come since, so that records keep their names.
+            new = {name for name in ("traits", "last_actions") if not getattr(self, name)}
+            record = self.model_dump(mode="json", exclude={"samples", "telemetry_samples", "series"} | new)
             told_by = [record, {kind: self.digest_of(kind) for kind in SERIES}]
         digest = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.case_id}-{self.source}-{digest}"
@@ -183,6 +187,12 @@ def _shortened(message: str) -> str:
         return message
     half = MAX_MESSAGE_CHARS // 2 - 20
     return f"{message[:half]}\n[... {len(message) - 2 * half} characters ...]\n{message[-half:]}"
+
+
+def _cut(lines: list[str]) -> list[str]:
+    """Lines of many ranks, as long as all of them may be together."""
+    width = max(60, MAX_LAST_ACTIONS_CHARS // max(1, len(lines)))
+    return [line if len(line) <= width else f"{line[: width - 3]}..." for line in lines]
 
 
 def content_id(case: CaseSpec) -> str:

@@ -37,10 +37,10 @@ def naive(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return torch.stack(rows, dim=1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
-    length=st.integers(1, 20),
-    window=st.integers(0, 22),
+    length=st.integers(1, 14),
+    window=st.integers(0, 15),
     groups=st.sampled_from([1, 2]),
     share=st.sampled_from([1, 3]),
     value_dim=st.sampled_from([4, 6]),
@@ -134,9 +134,10 @@ def test_systems_equal_the_reference(model: Model, system: str, pool: RankPool) 
     assert report.ok, report
 
 
-def test_the_window_changes_the_model(pool: RankPool) -> None:
+def test_the_window_changes_the_model() -> None:
+    sequences = torch.arange(34).view(2, 17)
     losses = [
-        verify(make_case("ep", WINDOW.model_copy(update={"window_pattern": pattern}), ep=1), pool, dtype="fp32").loss
+        ReferenceModel(WINDOW.model_copy(update={"window_pattern": pattern}), 0).loss_and_gradients(sequences).loss
         for pattern in ((6, 0), (0, 6), (6,), (), (16,))
     ]
     assert losses[3] == losses[4]  # a window as long as the sequence

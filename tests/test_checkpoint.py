@@ -45,6 +45,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "megatron": ("megatron", {"ep": 2, "pp": 2, "microbatches": 4, "copies": "expert", "shard_state": False}),
     "megatron sharded": ("megatron", {"ep": 2, "replicas": 2, "microbatches": 2, "copies": "expert"}),
     "two copies": ("dualpipe", {"ep": 2, "pp": 2, "microbatches": 4}),
+    "dualpipe": ("dualpipe", {"ep": 2, "pp": 2, "microbatches": 4}),
     "2:1:2": ("disagmoe", {"attention_ranks": 2, "expert_ranks": 1, "groups": 2, "mbs": 2, "microbatches": 2}),
     "1:2, two replicas": ("disagmoe", {"expert_ranks": 2, "replicas": 2, "microbatches": 4, "shared_on": "expert"}),
     "4:4": ("disagmoe", {"attention_ranks": 4, "expert_ranks": 4, "microbatches": 2, "shard_state": False}),
@@ -261,7 +262,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(small_checkpoint: Path, tmp_pa
         start(other(dtype="bf16"))
     with pytest.raises(BadInput, match="a checkpoint with seed 5; this one has 0"):
         start(other(seed=5))
-    with pytest.raises(BadInput, match="training on synthetic; this one trained on text"):
+    with pytest.raises(BadInput, match="corpus has source synthetic; this one's has Python standard library"):
         start(data="synthetic")
     with pytest.raises(BadInput, match="more than the 3 steps"):
         start(steps=3)
@@ -305,10 +306,10 @@ def _kill_when(path: Path, words: list[str], trials: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    wait_until_gone(_in_group(process.pid))
+    wait_until_gone(in_group(process.pid))
 
 
-def _in_group(group: int) -> list[int]:
+def in_group(group: int) -> list[int]:
     """Processes of a process group."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -132,6 +132,7 @@ REFUSED = [
     ({"router_score": "sigmoid", "router_normalize": False}, "learned", "model.router_normalize"),
     ({"top_k": 1}, "learned", "model.top_k"),
     ({"aux_loss_coeff": 0.1}, "hot-rank", "workload.routing"),
+    ({"window_pattern": (4, 0)}, "learned", "model.window_pattern"),
 ]
 
 

@@ -64,6 +64,7 @@ def test_a_record_with_all_there_can_be_has_at_most_20_kb(tmp_path: Path) -> Non
     trial = full(
         status="error",
         message="a line of a stack\n" * 10_000,
+        last_actions=["rank 1: in step 7: compute in expert:F3.12 for 300.1 s; comm after send dispatch:F3.12"] * 64,
         telemetry={
             "absent": dict.fromkeys(GPU_FIELDS, "NVML: Driver Not Loaded, as long as such reasons get"),
             "findings": [finding] * MAX_FINDINGS,

@@ -27,6 +27,17 @@ def whole_number(word: str) -> int:
         raise ValueError(f"{word!r} is not valid; allowed: a whole number") from None
 
 
+def seconds(word: str) -> float:
+    """An option's number of seconds."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{word!r} is not valid; allowed: a number of seconds above 0")
+    return value
+
+
 System_ = Annotated[
     str, typer.Argument(metavar="SYSTEM", help="Training system; see `moebench list systems`.", show_default=False)
 ]
@@ -123,7 +134,12 @@ Weights = Annotated[
     ),
 ]
 Data = Annotated[
-    str, typer.Option("--data", metavar="text|synthetic", help="Python's own sources as bytes, or random tokens.")
+    str,
+    typer.Option(
+        "--data",
+        metavar="text|synthetic|PREFIX",
+        help="Python's own sources as bytes, random tokens, or Megatron's PREFIX.bin and PREFIX.idx.",
+    ),
 ]
 Trainer_ = Annotated[
     str | None,
@@ -327,9 +343,12 @@ def device_of(word: str) -> Literal["cpu", "cuda"]:
 
 
 def corpus_of(word: str) -> str:
-    """Raises BadInput."""
+    """The name that `open_corpus` takes; a path is made absolute. Raises BadInput."""
     from bench.errors import unknown
+    from bench.execute.data import is_path
 
+    if word not in CORPORA and is_path(word):
+        return str(Path(word).absolute())
     if word not in CORPORA:
         raise unknown("data", word, CORPORA)
     return word
@@ -371,11 +390,12 @@ def run_case(
         batch_tokens = _default_batch_tokens(one_sequence, ranks)
     case = spec_of(system, model, cluster, seq_len, batch_tokens, dtype, routing, seed).with_layout(layout)
     require_supported(case.model)
-    require_fits_here(case, with_reference=with_reference, ranks_per_gpu=_ranks_per_gpu(ranks, device))
+    require_fits_here(case, with_reference=with_reference, ranks_per_gpu=ranks_per_gpu(ranks, device))
     return case
 
 
-def _ranks_per_gpu(ranks: int, device: str) -> int:
+def ranks_per_gpu(ranks: int, device: str) -> int:
+    """How many of the ranks share a GPU of this machine; 1 on CPUs."""
     if device != "cuda":
         return 1
     import torch

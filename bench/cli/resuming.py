@@ -59,7 +59,8 @@ def _case(saved: "Saved", given: dict[str, Any], device: str) -> "Case":
     workload = {name: given.get(name, value) for name, value in ours.workload.model_dump().items()}
     ranks, cluster = given.get("ranks", ours.cluster.num_gpus), ours.cluster
     if given.keys() & {"ranks", "device", "cluster"}:
-        cluster = options.local_cluster(ranks, options.device_of(device), given.get("cluster"))
+        on, transport = options.device_of(device), given.get("transport", "auto")
+        cluster = options.local_cluster(ranks, on, given.get("cluster"), transport)
     layout = options.layout_of(system.name, given.get("layout"))
     if layout is None:
         same = system.name == ours.system and cluster.num_gpus == ours.cluster.num_gpus
@@ -67,7 +68,8 @@ def _case(saved: "Saved", given: dict[str, Any], device: str) -> "Case":
     spec = CaseSpec.make(model=model, cluster=cluster, workload=Workload.make(**workload), system=system.name)
     case = spec.with_layout(layout)
     require_supported(case.model)
-    require_fits_here(case, with_reference=False)
+    num_ranks = case.cluster.num_gpus
+    require_fits_here(case, with_reference=False, ranks_per_gpu=options.ranks_per_gpu(num_ranks, device))
     return case
 
 

@@ -66,6 +66,12 @@ def run(
             "device, steps and folders that are named.",
         ),
     ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", parser=options.seconds, help="A step or a save that takes longer is a hang."
+        ),
+    ] = 300.0,
     json: options.Json = False,
 ) -> None:
     """Train on processes of this machine and keep the trial: loss, speed and gradient norm of every step.
@@ -76,6 +82,7 @@ def run(
     require_torch()
     from bench.cli.output import print_json, require_folder
     from bench.cli.resuming import resumed, saving_of
+    from bench.execute.manifest import LATEST
     from bench.measured import measure
     from bench.results import LOCAL, Store
     from bench.system import plan_of, trainer_of
@@ -109,6 +116,7 @@ def run(
         saving=saving,
         resume=resume,
         on_saved=None if json else lambda folder: typer.echo(f"saved {folder}"),
+        timeout_s=timeout,
     ).trial
     path = Store(kept).write(trial)
     if json:
@@ -117,7 +125,10 @@ def run(
         _show_end(trial)
         typer.echo(f"wrote {path}")
     if trial.status != "ok":
-        typer.echo(f"moebench: {trial.status}: {trial.message}", err=True)
+        lines = [f"moebench: {trial.status}: {trial.message}", *trial.last_actions]
+        if saving is not None and (saving.folder / LATEST).exists():
+            lines.append(f"go on from the last checkpoint with: moebench run --resume {saving.folder}")
+        typer.echo("\n".join(lines), err=True)
         raise typer.Exit(1)
 
 
@@ -141,6 +152,8 @@ def _described(trial: "Trial") -> dict[str, Any]:
     return {
         "kind": "measured",
         "status": trial.status,
+        "message": trial.message,
+        "last_actions": trial.last_actions,
         "system": trial.case.system,
         "trainer": trial.provenance["execution"]["trainer"],
         "layout": trial.layout,

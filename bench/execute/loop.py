@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
 
 from bench.errors import BadInput
 from bench.execute.checkpoint import Saving, require_free, require_loadable, save
+from bench.execute.flight import Phase
 from bench.execute.job import Job
 from bench.execute.manifest import Manifest, Saved, find_saved, settings_json
-from bench.execute.rank import report
+from bench.execute.rank import flight, report
 from bench.execute.shards import Shard
 from bench.execute.sync import OptimizerSettings
+from bench.execute.transport import DEFAULT_TIMEOUT_S
 from bench.telemetry import Session
 
 
@@ -27,6 +29,7 @@ class Loop:
         steps: of the whole run; `first` is the number of the one to begin with.
         traced: number of the step whose timeline is kept; -1 for none.
         saved: the checkpoint to begin from.
+        timeout_s: how long a step may take.
     """
 
     steps: int
@@ -35,6 +38,7 @@ class Loop:
     telemetry_hz: float | None = None
     saving: Saving | None = None
     saved: Saved | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
     @property
     def first(self) -> int:
@@ -50,6 +54,7 @@ class Loop:
         saving = self.saving
         if saving is None or not saving.is_due(step + 1, self.steps):
             return
+        flight().phase(Phase.SAVING, step)
         start = time.perf_counter()
         manifest = Manifest(
             step=step + 1,
@@ -76,10 +81,13 @@ def loop_of(
     telemetry_hz: float | None = None,
     saving: Saving | None = None,
     resume: Path | None = None,
+    timeout_s: float | None = None,
 ) -> Loop:
     """The loop of a run; the arguments are those of `train`. Raises BadInput for what is impossible."""
     if steps < 1:
         raise BadInput("steps", steps, "at least 1")
+    if timeout_s is not None and not timeout_s > 0:
+        raise BadInput("timeout", timeout_s, "more than 0 seconds")
     saved = None if resume is None else _saved(job, resume, steps)
     if saved is not None and settings is None:
         settings = OptimizerSettings.from_json(saved.manifest.optimizer)
@@ -88,13 +96,16 @@ def loop_of(
         raise BadInput("timeline_step", timeline_step, f"{first - steps} to {steps - 1}")
     if saving is not None:
         require_free(saving.folder, saved)
+        saving = replace(saving, folder=saving.folder.absolute())
     traced = -1 if timeline_step is None else timeline_step % steps
-    return Loop(steps, settings or OptimizerSettings(), traced, telemetry_hz, saving, saved)
+    settings = settings or OptimizerSettings()
+    return Loop(steps, settings, traced, telemetry_hz, saving, saved, timeout_s or DEFAULT_TIMEOUT_S)
 
 
 def _saved(job: Job, resume: Path, steps: int) -> Saved:
     saved = find_saved(resume)
-    saved.require_same_run(job.case, job.data, job.corpus().provenance())
+    saved = saved._replace(folder=saved.folder.absolute())
+    saved.require_same_run(job.case, job.corpus().provenance())
     require_loadable(saved)
     if saved.step >= steps:
         raise BadInput("steps", steps, f"more than the {saved.step} steps that the checkpoint has done")

@@ -62,10 +62,10 @@ class Saved(NamedTuple):
     def step(self) -> int:
         return self.manifest.step
 
-    def require_same_run(self, case: Case, data: str, corpus: dict[str, Any]) -> None:
+    def require_same_run(self, case: Case, corpus: dict[str, Any]) -> None:
         """Raises BadInput where a run of `case` cannot go on from here: another model, other sequences or dtype.
 
-        System, layout and cluster may be others.
+        System, layout and cluster may be others, and so may the path of a corpus with the same content.
         """
         ours, model = self.manifest.case, case.model
         if _content(ours.model) != _content(model):
@@ -74,8 +74,6 @@ class Saved(NamedTuple):
             value, wanted = getattr(ours.workload, field), getattr(case.workload, field)
             if value != wanted:
                 raise self._refused(f"a checkpoint with {field} {wanted}; this one has {value}")
-        if self.manifest.data != data:
-            raise self._refused(f"a checkpoint of training on {data}; this one trained on {self.manifest.data}")
         for field, value in corpus.items():
             if self.manifest.corpus.get(field) != value:
                 there = self.manifest.corpus.get(field)

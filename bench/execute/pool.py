@@ -25,7 +25,9 @@ from types import ModuleType
 from typing import Any, Literal, Protocol
 
 from bench.errors import BadInput
-from bench.execute.rank import join_group, process_group, rank_device, rank_main, report, trace_file
+from bench.execute.faults import DIED, HUNG
+from bench.execute.flight import read_slots
+from bench.execute.rank import flight_file, join_group, process_group, rank_device, rank_main, report, trace_file
 from bench.transports import Carrier
 
 __all__ = ["RankError", "RankPool", "process_group", "rank_device", "report"]
@@ -41,9 +43,12 @@ class RankError(RuntimeError):
 
     Attributes:
         rank: the rank that failed first.
-        cause: name of the exception's class, or ``died``, ``hung``.
+        cause: ``died``, ``hung``, ``oom`` or the name of the exception's class.
         refused: field, value and what is allowed, where the rank refused its input.
+        last_actions: what every rank did last, a line each, where a run knows how to say so.
     """
+
+    last_actions: tuple[str, ...] = ()
 
     def __init__(self, rank: int, cause: str, message: str, refused: tuple[str, str, str] | None = None) -> None:
         super().__init__(message)
@@ -64,6 +69,10 @@ class Ranks(Protocol):
 
     def carrier_of(self, transport: str) -> Carrier:
         """See `RankPool.carrier_of`."""
+        ...
+
+    def flights(self, num_ranks: int) -> list[tuple[int, ...]]:
+        """See `RankPool.flights`; empty where ranks are out of reach."""
         ...
 
     def run(
@@ -126,6 +135,10 @@ class RankPool:
         """Process ids by rank; empty while no process runs."""
         return [process.pid for process in self._processes if process.pid is not None]
 
+    def flights(self, num_ranks: int) -> list[tuple[int, ...]]:
+        """What the first ranks have noted in their flight recorders, also after they have ended."""
+        return [read_slots(flight_file(self._folder, rank)) for rank in range(num_ranks)]
+
     def close(self) -> None:
         """Ends every process. The pool cannot be used again."""
         self._finalizer()
@@ -185,6 +198,7 @@ class RankPool:
         if context.get_start_method() == "forkserver":
             context.set_forkserver_preload(PRELOADED)
         for rank in range(self.world_size):
+            flight_file(self._folder, rank).unlink(missing_ok=True)
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=rank_main,
@@ -238,6 +252,8 @@ class RankPool:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         if failures:
             first = _first(failures, waiting)
+            if first.cause == HUNG and waiting:  # those that waited for it noticed before this process did
+                raise self._hung(sorted(waiting), timeout_s)
             raise BadInput(*first.refused) if first.refused else first
         if waiting:
             raise self._hung(sorted(waiting), timeout_s)
@@ -253,28 +269,40 @@ class RankPool:
         process.join(GRACE_S)
         code = process.exitcode
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-        return "error", ("died", f"rank {rank} (process {process.pid}) died: {how}")
+        return "error", (DIED, f"rank {rank} (process {process.pid}) died: {how}")
 
     def _hung(self, ranks: Sequence[int], timeout_s: float) -> RankError:
-        """Says where the ranks that did not come back are."""
+        """Says where the ranks that did not come back are; a stopped process is the one that the others wait for."""
+        stopped = [rank for rank in ranks if _is_stopped(self._processes[rank].pid)]
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
         time.sleep(0.5)  # the handlers write at once
         names = ", ".join(str(rank) for rank in ranks)
-        where = [f"rank {rank} is at\n{(trace_file(self._folder, rank)).read_text()}" for rank in ranks]
+        where = [f"the process of rank {rank} is stopped" for rank in stopped]
+        running = [rank for rank in ranks if rank not in stopped]
+        where += [f"rank {rank} is at\n{(trace_file(self._folder, rank)).read_text()}" for rank in running]
         message = f"no answer for {timeout_s:g} s from rank {names}"
-        return RankError(ranks[0], "hung", "\n".join([message, *where]))
+        return RankError([*stopped, *ranks][0], HUNG, "\n".join([message, *where]))
 
 
 def _first(failures: Sequence[RankError], waiting: Iterable[int]) -> RankError:
-    """The failure to show: a death before the broken connections that it causes on other ranks."""
-    first = min(failures, key=lambda failure: failure.cause != "died")
+    """The failure to show: a death before what it breaks on other ranks, and any cause before having waited for it."""
+    order = {DIED: 0, HUNG: 2}
+    first = min(failures, key=lambda failure: order.get(failure.cause, 1))
     others = sorted({failure.rank for failure in failures} - {first.rank})
     notes = [f"rank {', '.join(map(str, others))} failed as well"] if others else []
     unanswered = sorted(waiting)
     notes += [f"rank {', '.join(map(str, unanswered))} had not come back and was ended"] if unanswered else []
     return RankError(first.rank, first.cause, "\n".join([str(first), *notes]), first.refused)
+
+
+def _is_stopped(process: int | None) -> bool:
+    """Whether a signal has stopped a process (Linux)."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def num_gpus() -> int:

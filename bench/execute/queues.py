@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from bench.execute.rank import flight
 from bench.execute.values import Stopped
 from bench.program import Op
 
@@ -24,10 +25,11 @@ _TRANSFERS = frozenset({int(Op.SEND), int(Op.RECV)})
 
 
 class QueueRunner:
-    """Runs the operations of one queue of a step."""
+    """Runs the operations of one queue of a step, the `number`-th of its group."""
 
-    def __init__(self, step: Step, stream: str, ops: range) -> None:
-        self.step, self.stream, self.ops = step, stream, ops
+    def __init__(self, step: Step, stream: str, ops: range, number: int) -> None:
+        self.step, self.stream, self.ops, self.number = step, stream, ops, number
+        self._flight = flight()
         self.only_transfers = _TRANSFERS.issuperset(step.program.op[ops.start : ops.stop].tolist())
         self._begun: queue.SimpleQueue[tuple[int, Begun] | None] = queue.SimpleQueue()
         self._window = threading.Semaphore(WINDOW)
@@ -72,6 +74,7 @@ class QueueRunner:
                 begun.counts.wait()
             else:
                 self.step.execute(k)
+            self._flight.end(self.number, k)
 
     def _begin_all(self) -> None:
         for k in self._each("_begin_all"):
@@ -93,6 +96,7 @@ class QueueRunner:
                 self.step.wait_on_host(k)
             else:
                 self.step.finish(k, begun.payload)
+            self._flight.end(self.number, k)
             self._window.release()
 
     def _each(self, part: str) -> Iterator[int]:
@@ -100,4 +104,5 @@ class QueueRunner:
             if self.step.failure is not None:
                 raise Stopped
             self._at[part] = k
+            self._flight.begin(self.number, k)
             yield k

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import BadInput
+from bench.execute.faults import cause_of, chain
+from bench.execute.flight import Flight
 from bench.transports import Carrier
 
 if TYPE_CHECKING:
@@ -77,6 +79,14 @@ def forget_groups() -> None:
     _rank.groups.clear()
 
 
+def flight() -> Flight:
+    """The flight recorder of this rank; of a rank of a pool, in a file that the pool reads."""
+    if _rank.flight is None:
+        in_pool = _rank.folder != Path()
+        _rank.flight = Flight(flight_file(_rank.folder, _rank.number) if in_pool else None)
+    return _rank.flight
+
+
 class _Rank:
     """What a rank's process knows of itself."""
 
@@ -87,6 +97,7 @@ class _Rank:
         self.folder = Path()
         self.on_report: Callable[[Any], None] | None = None
         self.groups: dict[tuple[int, ...], Any] = {}
+        self.flight: Flight | None = None
 
 
 _rank = _Rank()
@@ -99,6 +110,7 @@ def rank_main(rank: int, device: str, carrier: Carrier, folder: Path, conn: Conn
     faulthandler.register(signal.SIGUSR1, trace)
     _rank.number, _rank.device, _rank.carrier, _rank.folder = rank, device, carrier, folder
     _rank.on_report = lambda value: conn.send_bytes(pickle.dumps(("report", value)))
+    flight()
     # All ranks are on this host, whose name need not resolve to an address that reaches it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     try:
@@ -162,11 +174,16 @@ def _end_with_parent() -> None:
 
 
 def _failure(error: Exception) -> bytes:
-    """What `RankPool` makes its error of: class, text, and of input that is refused its parts."""
+    """What `RankPool` makes its error of: cause, text, and of input that is refused its parts."""
     text = "".join(traceback.format_exception(error)).rstrip()
-    refused = (error.field, str(error.value), error.allowed) if isinstance(error, BadInput) else None
-    return pickle.dumps(("error", (type(error).__name__, f"rank {_rank.number} failed:\n{text}", refused)))
+    bad = next((one for one in chain(error) if isinstance(one, BadInput)), None)
+    refused = (bad.field, str(bad.value), bad.allowed) if bad is not None else None
+    return pickle.dumps(("error", (cause_of(error), f"rank {_rank.number} failed:\n{text}", refused)))
 
 
 def trace_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.txt"
+
+
+def flight_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.flight"

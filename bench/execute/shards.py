@@ -119,3 +119,5 @@ def after_loading(gradients: GradientSync, num_steps: int) -> None:
     gradients.optimizer.restore(num_steps)
     for flat in gradients.flats:
         flat.gather_weights()
+    if gradients.device.type == "cuda":
+        torch.cuda.synchronize(gradients.device)  # before other streams read the weights

@@ -85,10 +85,10 @@ class Step:
         self.compute, self.values, self.streams, self.transport = compute, values, streams, transport
         self.hooks = hooks
         self.messages = Messages(home, values)
+        own = [q for q, (group, _) in enumerate(self.program.queues) if group == home.group.name]
         self.queues = [
-            QueueRunner(self, stream, range(*self.program.queue_ptr[q : q + 2].tolist()))
-            for q, (group, stream) in enumerate(self.program.queues)
-            if group == home.group.name
+            QueueRunner(self, self.program.queues[q][1], range(*self.program.queue_ptr[q : q + 2].tolist()), number)
+            for number, q in enumerate(own)
         ]
         self.endings = {k: _Ending() for one in self.queues for k in one.ops}
         self.starts: dict[int, Mark] = {}

@@ -18,7 +18,7 @@ from bench.execute.runtime import Sequences, StepResult, Worker
 from bench.execute.shards import Shard, after_loading, held_shards, saved_shards
 from bench.execute.staged import warm_up
 from bench.execute.sync import GradientSync, OptimizerSettings
-from bench.execute.transport import open_transport
+from bench.execute.transport import DEFAULT_TIMEOUT_S, open_transport
 from bench.program import Op
 from bench.system import RunsAsItself, get_system
 
@@ -72,10 +72,15 @@ class Trainer(Protocol):
         ...
 
 
-def open_trainer(job: Job, settings: OptimizerSettings, **options: Any) -> Trainer:
-    """What trains the job on this rank: the plan's `RankTrainer`, or the system's own; `options` as of the former."""
+def open_trainer(
+    job: Job, settings: OptimizerSettings, *, timeout_s: float = DEFAULT_TIMEOUT_S, **options: Any
+) -> Trainer:
+    """What trains the job on this rank: the plan's `RankTrainer`, or the system's own; `options` as of the former.
+
+    A system's own code has no limit to a step but the pool's.
+    """
     if job.trainer == "plan":
-        return RankTrainer(job, settings, **options)
+        return RankTrainer(job, settings, timeout_s=timeout_s, **options)
     system = get_system(job.case.system)
     assert isinstance(system, RunsAsItself)
     module, name = system.native.split(":")
@@ -96,6 +101,7 @@ class RankTrainer:
     Args:
         on_summed: called between SYNC and UPDATE, with whole sums in every gradient buffer.
         norm_jitter: see `init.initial_value`.
+        timeout_s: how long a step may take.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class RankTrainer:
         *,
         on_summed: Callable[[], None] | None = None,
         norm_jitter: float = 0.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self.job, self._on_summed = job, on_summed
         self._corpus = job.corpus()
@@ -117,10 +124,11 @@ class RankTrainer:
             device=device,
             dtype=job.dtype,
             seed=job.case.workload.seed,
-            transport=open_transport(device, carrier=job.carrier),
+            transport=open_transport(device, timeout_s, carrier=job.carrier),
             hooks=self,
             # The same in every step, and slower to draw than to train on.
             routing=cache(job.expert_ids) if job.forces_routing else None,
+            timeout_s=timeout_s,
             norm_jitter=norm_jitter,
             drawn_on=job.weights,
         )

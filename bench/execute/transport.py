@@ -105,12 +105,17 @@ class PeerError(ConnectionError):
     """A message could not be sent or received: the other rank failed, died or took too long."""
 
 
+class PeerTimeoutError(PeerError, TimeoutError):
+    """It took too long."""
+
+
 @contextlib.contextmanager
 def _between_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerError(_short(str(error))) from error
+        said = _short(str(error))
+        raise (PeerTimeoutError if "timed out" in said.lower() else PeerError)(said) from error
 
 
 def _short(message: str) -> str:

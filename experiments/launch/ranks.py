@@ -50,6 +50,10 @@ class JoinedRanks:
             self.store.set(what, decide())
         return str(self.store.get(what).decode())
 
+    def flights(self, num_ranks: int) -> list[tuple[int, ...]]:
+        """Nothing: ranks on other hosts keep what they noted to themselves."""
+        return []
+
     def carrier_of(self, transport: str) -> Carrier:
         """As `RankPool.carrier_of`. Raises BadInput."""
         if transport in ("auto", self.transport):

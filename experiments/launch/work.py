@@ -120,6 +120,8 @@ def device_of(spec: CaseSpec) -> Literal["cpu", "cuda"]:
 def status_of(error: BaseException) -> Status:
     """The status of a task that ended in an exception."""
     cause = getattr(error, "cause", type(error).__name__)
-    if "OutOfMemoryError" in f"{cause} {error}" or isinstance(error, MemoryError):
+    if isinstance(error, MemoryError):
         return "oom"
-    return "hang" if cause == "hung" else "error"
+    from bench.measured import status_of as status_of_cause
+
+    return status_of_cause(cause)

@@ -7,6 +7,9 @@ from bench.errors import BadInput
 def require_native(case: Case) -> None:
     """Raises BadInput for the first thing about a case that megatron-core would refuse, or compute otherwise."""
     model, workload = case.model, case.workload
+    for field, value in (("mla", model.mla), ("window_pattern", model.window_pattern)):
+        if value:
+            raise BadInput(f"model.{field}", value, "none to run megatron-core itself")
     if model.router_score == "sigmoid" and model.top_k > 1 and not model.router_normalize:
         allowed = "true to run megatron-core itself: it always normalises several sigmoid scores"
         raise BadInput("model.router_normalize", False, allowed)
