@@ -46,6 +46,7 @@ def test_what_this_machine_lacks_is_named_before_layouts_are_searched_for() -> N
         require_machine(fig7.specs(), Site(executor="inprocess"), "; smaller")
     require_machine(fig7.specs(), Site(executor="slurm"), "")
     require_machine(fig7.quick_runs(), Site(executor="local"), "")
+    require_machine([on("h800x2", Layout(replicas=1, ep=2))], Site(executor="local"), "")
 
 
 def test_quick_runs_are_those_of_the_experiment_that_has_them() -> None:

@@ -53,6 +53,8 @@ def shape_of(task: Task, site: Site) -> Shape:
 def require_machine(specs: Sequence[CaseSpec], site: Site, smaller: str) -> None:
     """Raises BadInput where a run needs more than this machine has; looked at before layouts are searched for.
 
+    A case may use less than its cluster: `require_here` sees what its layout needs.
+
     smaller: what to say of a smaller form of the experiment, "" where there is none.
     """
     if site.executor == "slurm":
@@ -62,6 +64,8 @@ def require_machine(specs: Sequence[CaseSpec], site: Site, smaller: str) -> None
     for spec in specs:
         cluster = spec.cluster
         what = f"{spec.system} {spec.model.name} {cluster.name}"
+        if isinstance(spec, Case):
+            continue
         if cluster.num_nodes > 1:
             needs = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} {cluster.gpu.name}"
             raise BadInput("executor", site.executor, f"slurm, for the {needs} of {what}{smaller}")
