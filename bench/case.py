@@ -20,7 +20,7 @@ from bench.placement import Placement
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 MAX_MICROBATCHES = 1 << 14
 ROUTINGS = r"^(learned|balanced|hot-rank|rotating-hot-rank|half-idle|empty-expert|zipf:\d+(\.\d+)?)$"
-LATER_FIELDS = frozenset({"tp", "cp", "offload", "microbatch_group"})
+LATER_FIELDS = frozenset({"tp", "cp", "offload", "microbatch_group", "ranks_over_nodes"})
 
 
 class _Frozen(BaseModel):
@@ -82,6 +82,8 @@ class Layout(_Frozen):
     multiprocessors that a fused kernel gives to its communication. `tp` x `cp` ranks that hold attention share the
     sequences of one data rank: its heads and its tokens (see `bench.sequence`).
     `offload` keeps the optimizer's state in the host's memory, from where the update streams it.
+    `ranks_over_nodes` fills one node after the other, or deals neighbouring ranks over a replica's nodes in turn (see
+    `bench.nodes`).
     """
 
     mbs: Count = 1
@@ -108,6 +110,7 @@ class Layout(_Frozen):
     recompute: Literal["none", "full", "redispatch"] = "none"
     shard_state: bool = True
     offload: Literal["none", "state"] = "none"
+    ranks_over_nodes: Literal["packed", "strided"] = "packed"
 
     def __str__(self) -> str:
         """key=value for every field that differs from its default; `from_pairs` is the inverse."""
@@ -226,6 +229,9 @@ def batch(case: Case, data_ranks: int, replica_size: int) -> Batch:
     Raises BadInput where the cluster is too small or the batch does not divide.
     """
     _require_shares(case, data_ranks)
+    if case.layout.ranks_over_nodes == "strided" and replica_size % case.cluster.gpus_per_node:
+        allowed = f"packed: a replica of {replica_size} ranks is not whole nodes of {case.cluster.gpus_per_node} GPUs"
+        raise BadInput("layout.ranks_over_nodes", "strided", allowed)
     data_ranks //= case.layout.sequence_ranks
     tokens = case.layout.mbs * case.workload.seq_len // case.layout.sequence_ranks
     if tokens % case.layout.chunks:

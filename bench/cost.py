@@ -1,7 +1,7 @@
 """What actions cost on a cluster: seconds, FLOPs, messages, bytes held. One `Costs` for every system alike.
 
 Costs are of one action on every rank of its group (arrays over the group's ranks, in order); they do not depend on the
-micro-batch, nor on the chunk. Replica 0 stands for all replicas: its rank r lies on node r // gpus_per_node.
+micro-batch, nor on the chunk. Replica 0 stands for all replicas: its ranks lie on the first nodes.
 """
 
 from collections.abc import Callable, Hashable
@@ -22,6 +22,7 @@ from bench.flops import Part, has_part, part_flops
 from bench.flops import Pass as PassWord
 from bench.load import EXPERTS_RECEIVE, Link, Load, Message, Ports
 from bench.memory import Recipe, retained_bytes
+from bench.nodes import Nodes
 from bench.placement import Placement
 from bench.program import Held
 from bench.roofline import (
@@ -384,7 +385,7 @@ class Costs:
     @cached_property
     def tally(self) -> Tally:
         """The placement's layers and groups, those that cost the same together."""
-        return tally(self.case.model, self.placement, self.case.cluster.gpus_per_node, self.routes.even)
+        return tally(self.case.model, self.placement, Nodes.of(self.case, self.placement), self.routes.even)
 
     def actions_of(self, likeness: Likeness) -> list[Action]:
         """One action of each kind and pass of a layer of that likeness, chunk 0."""
@@ -430,7 +431,7 @@ class Costs:
             return (*key, action.layer, action.microbatch % placement.directions)
         if action.kind in TRANSFERS:
             source, target = (placement.by_name[name] for name in ends(placement, action))
-            between = lie(source, target, self.case.cluster.gpus_per_node)
+            between = lie(source, target, Nodes.of(self.case, placement))
             return (*key, source is target, between, self._load.volume(action))
         if action.kind is Kind.EMBED:
             return key

@@ -14,6 +14,7 @@ from bench.case import Case
 from bench.edges import HIDDEN_ROWS, Rows, Volume, ends, layer_edges
 from bench.errors import BadInput
 from bench.flops import has_part
+from bench.nodes import Nodes
 from bench.placement import Placement
 from bench.routing import Routing
 
@@ -77,7 +78,7 @@ class Message(NamedTuple):
 
 
 class Load:
-    """Expected counts of one micro-batch, by layer. Rank r of replica 0 lies on node r // gpus_per_node."""
+    """Expected counts of one micro-batch, by layer."""
 
     def __init__(
         self, case: Case, placement: Placement, copies: str, recompute: str, chunks: int, routing: Routing
@@ -154,9 +155,9 @@ class Load:
         """The bytes of a transfer. Raises BadInput for an action that is no transfer of this placement."""
         action, volume = transfer._replace(microbatch=0, chunk=0), self.volume(transfer)
         source, target = (self.placement.by_name[name] for name in ends(self.placement, transfer))
-        per_node = self.case.cluster.gpus_per_node
         from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
-        over_nic = from_rank // per_node != to_rank // per_node
+        nodes = Nodes.of(self.case, self.placement)
+        over_nic = nodes.node(from_rank) != nodes.node(to_rank)
         num_bytes, nic_bytes = np.zeros((source.size, target.size)), np.zeros((source.size, target.size))
         experts = target if (action.kind, action.pass_) in EXPERTS_RECEIVE else source
         relayed_bytes = np.zeros(experts.size)
@@ -165,8 +166,7 @@ class Load:
             rows = self._rows_between(action, term.rows)
             num_bytes += width * rows
             if term.rows is Rows.COPIES and self.copies == "node":
-                node = np.array(experts.ranks) // per_node
-                once, relays = self._once_per_node(action.layer, node)
+                once, relays = self._once_per_node(action.layer, nodes.node(experts.ranks))
                 nic_bytes += width * over_nic * (once if experts is target else once[:, None])
                 outside = over_nic.mean(axis=0 if experts is target else 1)
                 relayed_bytes += width * outside * self.all_tokens * relays

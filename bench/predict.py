@@ -93,6 +93,7 @@ def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Cost
         tp=layout.tp,
         cp=layout.cp,
         offload=layout.offload,
+        ranks_over_nodes=layout.ranks_over_nodes,
         copies=layout.copies,
         recompute=layout.recompute,
         shard_state=layout.shard_state,

@@ -12,6 +12,7 @@ from bench.case import Case
 from bench.flops import Part, has_part, parameters
 from bench.memory import Recipe, state_bytes
 from bench.models import Model
+from bench.nodes import Nodes
 from bench.placement import Group, Placement
 from bench.sequence import CUT
 
@@ -125,7 +126,7 @@ class State:
         nic = cluster.nic_bytes_per_s_per_gpu * self.assumed.nic_collective
         rates = []
         crosses = False
-        for ring in peers // cluster.gpus_per_node:
+        for ring in Nodes.of(self.case, self.placement).node(peers):
             _, on_node = np.unique(ring, return_counts=True)
             across = len(on_node) > 1
             crosses |= across

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bench.action import IN_CHUNKS, Action, Kind, Pass
 from bench.edges import layer_edges
 from bench.models import Model
+from bench.nodes import Nodes
 from bench.placement import Group, Placement
 
 Floats = NDArray[np.float64]
@@ -85,8 +86,13 @@ class Tally(NamedTuple):
         return added
 
 
-def lie(source: Group, target: Group, per_node: int) -> Hashable:
-    """Equal for pairs of groups whose ranks share nodes in the same way."""
+def lie(source: Group, target: Group, nodes: Nodes) -> Hashable:
+    """Equal for pairs of groups whose ranks share nodes in the same way, at the same places of these nodes."""
+    if nodes.strided:
+        node, local = nodes.slot((*source.ranks, *target.ranks))
+        seen: dict[int, int] = {}
+        return source.size, tuple(seen.setdefault(int(each), len(seen)) for each in node), tuple(local.tolist())
+    per_node = nodes.gpus_per_node
     near = source.first // per_node * per_node
     overlap = max(source.first, target.first) // per_node <= min(source.ranks[-1], target.ranks[-1]) // per_node
     there = target.first - near if overlap else (target.first % per_node,)
@@ -94,11 +100,11 @@ def lie(source: Group, target: Group, per_node: int) -> Hashable:
 
 
 @lru_cache(maxsize=1024)
-def tally(model: Model, placement: Placement, per_node: int, layers_alike: bool) -> Tally:
+def tally(model: Model, placement: Placement, nodes: Nodes, layers_alike: bool) -> Tally:
     """Layers and groups of a placement by likeness.
 
     Args:
-        per_node: GPUs of a node.
+        nodes: where the placement's ranks lie.
         layers_alike: layers differ in placement, window and FFN only (not in routing), so that many are alike.
     """
     numbers: dict[Hashable, int] = {}
@@ -112,7 +118,7 @@ def tally(model: Model, placement: Placement, per_node: int, layers_alike: bool)
             roles = _roles(seen, layer)
             named = tuple(roles.items())
             if named not in lies:
-                lies[named] = _lies(seen, roles, per_node)
+                lies[named] = _lies(seen, roles, nodes)
             key = lies[named], _kind(model, seen, layer)
             known = key if layers_alike else (layer, direction)
             number = numbers.setdefault(known, len(likenesses))
@@ -163,9 +169,9 @@ def _roles(seen: Placement, layer: int | None) -> dict[Role, str]:
     return named if expert is None else named | {Role.EXPERT: expert}
 
 
-def _lies(seen: Placement, roles: dict[Role, str], per_node: int) -> Hashable:
+def _lies(seen: Placement, roles: dict[Role, str], nodes: Nodes) -> Hashable:
     groups = [(role, seen.by_name[name]) for role, name in roles.items()]
-    return tuple((a, b, one is other, lie(one, other, per_node)) for a, one in groups for b, other in groups if a <= b)
+    return tuple((a, b, one is other, lie(one, other, nodes)) for a, one in groups for b, other in groups if a <= b)
 
 
 def _kind(model: Model, seen: Placement, layer: int | None) -> Hashable:

@@ -12,6 +12,7 @@ from bench.assumptions import get_assumptions
 from bench.bound import SMS, busy
 from bench.case import Case
 from bench.edges import edges, ends
+from bench.nodes import Nodes
 from bench.predict import costs_of
 from bench.system import get_system, plan_of
 from bench.tally import actions_of, tally
@@ -29,7 +30,7 @@ def every_action(case: Case) -> set[Action]:
 @given(cases())
 def test_layers_that_are_not_alike_have_every_action_once(case: Case) -> None:
     plan = plan_of(case)
-    counted = tally(case.model, plan.placement, case.cluster.gpus_per_node, False)
+    counted = tally(case.model, plan.placement, Nodes.of(case, plan.placement), False)
     found = [a for each in counted.likenesses for a in actions_of(case.model, plan.placement, each, plan.recompute)]
     assert len(found) == len(set(found))
     assert set(found) == {action for action in every_action(case) if action.chunk == 0}

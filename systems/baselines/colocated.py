@@ -83,6 +83,7 @@ class Colocated(ABC):
     traits: tuple[str, ...] = ()
     fields = frozenset(
         {"mbs", "replicas", "ep", "pp", "vpp", "tp", "cp", "copies", "recompute", "shard_state", "offload"}
+        | {"ranks_over_nodes"}
     )
 
     @abstractmethod

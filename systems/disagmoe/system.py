@@ -40,7 +40,7 @@ class DisagMoE:
     fields = frozenset(
         {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "expert_groups", "tp", "cp"}
         | {"layers_per_chunk", "round_length", "deferred_w", "lookahead", "head_group", "shared_on"}
-        | {"copies", "recompute", "shard_state", "offload"}
+        | {"copies", "recompute", "shard_state", "offload", "ranks_over_nodes"}
     )
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
