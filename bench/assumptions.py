@@ -30,6 +30,9 @@ class Assumptions(BaseModel):
         hbm, optimizer: share of the memory bandwidth reached by elementwise kernels, and by the optimizer's.
         nvlink, nic_all_to_all, nic_many_to_many, nic_collective: share of a link's bandwidth, for exchanges inside one
             group, between two groups, and for gradient sums.
+        cross_rail: share of that NIC rate between GPUs with different numbers on their nodes; gradient sums, and rows
+            sent once a node, stay on their rail.
+        incast: share of time that a receiving NIC loses for each doubling of the sources that send to it at once.
         transfer_s: seconds of every transfer on top of the link's latency.
         kernel_s: seconds of every kernel on top of its roofline time.
         communication_sms: streaming multiprocessors taken from the computation of every system, at all times.
@@ -59,6 +62,8 @@ class Assumptions(BaseModel):
     nic_all_to_all: Share
     nic_many_to_many: Share
     nic_collective: Share
+    cross_rail: Share
+    incast: Fraction
     transfer_s: Seconds
     kernel_s: Seconds
     communication_sms: Annotated[int, Field(ge=0, le=4096)]
@@ -110,6 +115,8 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         nic_all_to_all=1.0,
         nic_many_to_many=1.0,
         nic_collective=1.0,
+        cross_rail=1.0,
+        incast=0.0,
         transfer_s=0.0,
         kernel_s=0.0,
         communication_sms=0,
@@ -136,6 +143,8 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         nic_all_to_all=0.86,
         nic_many_to_many=0.86,
         nic_collective=0.86,
+        cross_rail=1.0,
+        incast=0.0,
         transfer_s=24e-6,
         kernel_s=2e-6,
         communication_sms=0,
@@ -166,6 +175,10 @@ REASONS: dict[str, str] = {
     "nic_all_to_all": "not measured there: 43 of 50 GB/s, all-to-all of 16 ranks over two nodes (deepseek-ai/DeepEP, "
     "README)",
     "nic_many_to_many": "nothing public says how it differs from an all-to-all: taken to be equal",
+    "cross_rail": "not measured: a fabric of full bisection bandwidth loses nothing; a rail-optimized one may "
+    "have less between rails (juniper.net, JVD AI data center, rail optimized fabric); in every set",
+    "incast": "not measured: the NIC's shares are of whole exchanges, with what 16 ranks lose to it; how it grows "
+    "depends on the transport's congestion control (arXiv 2407.15266); in every set",
     "nic_collective": "nothing public says how it differs from an all-to-all: taken to be equal",
     "transfer_s": "measured: the 29 us of NVLink, less the 5 us that are the cluster's own latency",
     "kernel_s": "not measured: the usual gap between dependent kernels of one stream",

@@ -256,7 +256,8 @@ class Costs:
         cluster, assumed = self.case.cluster, self.assumed
         source, target = ends(self.placement, action)
         nic_share = assumed.nic_all_to_all if source == target else assumed.nic_many_to_many
-        nic = Link(cluster.nic_bytes_per_s_per_gpu * nic_share, cluster.nic_latency_s + assumed.transfer_s)
+        nic_rate, nic_latency = cluster.nic_bytes_per_s_per_gpu * nic_share, cluster.nic_latency_s + assumed.transfer_s
+        nic = Link(nic_rate, nic_latency, assumed.cross_rail, assumed.incast)
         nvlink = Link(cluster.gpu.nvlink_bytes_per_s * assumed.nvlink, cluster.nvlink_latency_s + assumed.transfer_s)
         if self.free_communication:
             nic = nvlink = Link(inf, 0.0)

@@ -23,10 +23,16 @@ EXPERTS_RECEIVE = {(Kind.DISPATCH, Pass.F), (Kind.DISPATCH, Pass.R), (Kind.COMBI
 
 
 class Link(NamedTuple):
-    """A rank's port to a kind of link: bytes/s in each direction, seconds of latency."""
+    """A rank's port to a kind of link: bytes/s in each direction, seconds of latency.
+
+    cross_rail: share of the rate for bytes to another rail. incast: share of a receiving port's time that is added for
+    each doubling of the sources that send to it at once.
+    """
 
     bytes_per_s: float
     latency_s: float
+    cross_rail: float = 1.0
+    incast: float = 0.0
 
 
 class Ports(NamedTuple):
@@ -46,14 +52,16 @@ class Message(NamedTuple):
     """A transfer's bytes.
 
     Each [source ranks, target ranks]. num_bytes: what the target needs of the source, with what stays on its rank.
-    nic_bytes, nvlink_bytes: what crosses each link between the two. relayed_bytes [expert ranks]: what reaches or
-    leaves an expert rank over NVLink on behalf of its node, where a node gets one row for all its ranks.
+    nic_bytes, nvlink_bytes: what crosses each link between the two. cross_rail_bytes: what of nic_bytes leaves one rail
+    for another. relayed_bytes [expert ranks]: what reaches or leaves an expert rank over NVLink on behalf of its node,
+    where a node gets one row for all its ranks.
     """
 
     num_bytes: Floats
     nic_bytes: Floats
     nvlink_bytes: Floats
     relayed_bytes: Floats
+    cross_rail_bytes: Floats
 
     @property
     def crossing(self) -> Floats:
@@ -67,11 +75,13 @@ class Message(NamedTuple):
         """
         at_source, at_target = (0.0, self.relayed_bytes) if relays_at_target else (self.relayed_bytes, 0.0)
         crosses_nic = self.nic_bytes.any(axis=0)
+        slowed = self.nic_bytes + self.cross_rail_bytes * (1.0 / nic.cross_rail - 1.0)
+        num_sources = np.maximum(np.count_nonzero(self.nic_bytes, axis=0), 1)
         latency_s = np.where(crosses_nic, nic.latency_s, nvlink.latency_s)
         return Ports(
-            self.nic_bytes.sum(axis=1) / nic.bytes_per_s,
+            slowed.sum(axis=1) / nic.bytes_per_s,
             (self.nvlink_bytes.sum(axis=1) + at_source) / nvlink.bytes_per_s,
-            self.nic_bytes.sum(axis=0) / nic.bytes_per_s,
+            slowed.sum(axis=0) / nic.bytes_per_s * (1.0 + nic.incast * np.log2(num_sources)),
             (self.nvlink_bytes.sum(axis=0) + at_target) / nvlink.bytes_per_s,
             np.where(crosses_nic | self.nvlink_bytes.any(axis=0), latency_s, 0.0),
         )
@@ -158,7 +168,8 @@ class Load:
         from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
         nodes = Nodes.of(self.case, self.placement)
         over_nic = nodes.node(from_rank) != nodes.node(to_rank)
-        num_bytes, nic_bytes = np.zeros((source.size, target.size)), np.zeros((source.size, target.size))
+        over_rails = over_nic & (self._rail(nodes, from_rank) != self._rail(nodes, to_rank))
+        num_bytes, nic_bytes, cross_rail_bytes = np.zeros((3, source.size, target.size))
         experts = target if (action.kind, action.pass_) in EXPERTS_RECEIVE else source
         relayed_bytes = np.zeros(experts.size)
         for term in volume.terms:
@@ -172,11 +183,19 @@ class Load:
                 relayed_bytes += width * outside * self.all_tokens * relays
             else:
                 nic_bytes += width * over_nic * rows
-        return Message(num_bytes, nic_bytes, num_bytes * (~over_nic & (from_rank != to_rank)), relayed_bytes)
+                cross_rail_bytes += width * over_rails * rows
+        nvlink_bytes = num_bytes * (~over_nic & (from_rank != to_rank))
+        return Message(num_bytes, nic_bytes, nvlink_bytes, relayed_bytes, cross_rail_bytes)
+
+    def _rail(self, nodes: Nodes, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number on its node of the NIC that each rank has, alone or with others."""
+        cluster = self.case.cluster
+        return nodes.slot(ranks).local * cluster.nics_per_node // cluster.gpus_per_node
 
     def _once_per_node(self, layer: int, node: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """[expert ranks]: rows of a data rank over each NIC, one a node, dealt to its ranks; and rows a token relayed.
 
+        Such a row stays on its rail, as NVLink takes it on anyway; all ranks being alike, that loads the same ports.
         A node's row arrives at one of its ranks and goes on over NVLink to those that need it: of what a rank needs,
         all but the share that arrives at itself.
         """

@@ -48,6 +48,8 @@ RANGES: dict[str, Range] = {
     "nic_all_to_all": Range(0.5, 1.0, "NCCL's all-to-all over many nodes; the data sheet"),
     "nic_many_to_many": Range(0.5, 1.0, "incast; the data sheet"),
     "nic_collective": Range(0.5, 1.0, "small buckets; the data sheet"),
+    "cross_rail": Range(0.5, 1.0, "spines for half of the traffic; full bisection bandwidth"),
+    "incast": Range(0.0, 0.1, "no loss; a tenth for each doubling of the sources"),
     "transfer_s": Range(5e-6, 100e-6, "one-sided writes; a cold start with a synchronisation"),
     "kernel_s": Range(0.0, 6e-6, "CUDA graphs; launches from Python"),
     "communication_sms": Range(0, 20, "copy engines or the NIC's own DMA; kernels as DeepEP's"),

@@ -460,6 +460,8 @@ OVERRIDES = {
     "nic_all_to_all": "0.3",
     "nic_many_to_many": "0.3",
     "nic_collective": "0.3",
+    "cross_rail": "0.3",
+    "incast": "0.5",
     "transfer_s": "0.5",
     "kernel_s": "0.5",
     "communication_sms": "64",
