@@ -35,7 +35,8 @@ class Assumptions(BaseModel):
         incast: share of time that a receiving NIC loses for each doubling of the sources that send to it at once.
         transfer_s: seconds of every transfer on top of the link's latency.
         kernel_s: seconds of every kernel on top of its roofline time.
-        communication_sms: streaming multiprocessors taken from the computation of every system, at all times.
+        communication_sms: streaming multiprocessors taken from the computation of every system while transfers run:
+            a step is charged the share of its computing time in which they do (see `bench.predict`).
         saturating_sms: those that the exchange of a fused kernel needs to reach the links' shares; with fewer, it
             reaches as much less (see `bench.fusion`).
         tensor_exposed: share of the all-gathers and reduce-scatters round tensor-parallel attention that nothing hides.

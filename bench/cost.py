@@ -55,6 +55,7 @@ class Costs:
         num_replicas: replicas over which gradients are summed.
         routing: that of the case's workload if not given.
         free_communication: transfers and gradient sums take no time.
+        taxed_share: share of the computing time in which `communication_sms` are missing; all of it unless known.
     """
 
     case: Case
@@ -66,6 +67,7 @@ class Costs:
     routing: Routing | None = None
     free_communication: bool = False
     chunks: int = 1
+    taxed_share: float = 1.0
 
     def with_free_communication(self) -> Self:
         """The same costs, with transfers and gradient sums that take no time."""
@@ -374,7 +376,7 @@ class Costs:
         gpu, assumed = self.case.cluster.gpu, self.assumed
         if assumed.communication_sms >= gpu.num_sms:
             raise BadInput("assumptions.communication_sms", assumed.communication_sms, f"less than {gpu.num_sms} SMs")
-        left = 1 - assumed.communication_sms / gpu.num_sms
+        left = 1 - assumed.communication_sms / gpu.num_sms * self.taxed_share
         return Machine(
             gpu.peak_flops(self.case.workload.dtype) * left, gpu.hbm_bytes_per_s * assumed.hbm, assumed.kernel_s
         )

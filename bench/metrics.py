@@ -113,6 +113,14 @@ def overlapped_fraction(timeline: Timeline) -> float:
     return 1.0 - exposed_comm_s(timeline) / moving if moving > 0 else 1.0
 
 
+def taxed_share(timeline: Timeline) -> float:
+    """Of the time in which ranks run compute actions, the share in which a link of theirs is busy too."""
+    computes, moves = timeline.op == Op.COMPUTE, _moves(timeline)
+    computing = _mean(timeline, computes)
+    both = computing + _mean(timeline, moves) - _mean(timeline, computes | moves)
+    return min(1.0, max(0.0, both / computing)) if computing > 0 else 0.0
+
+
 def waiting_s(timeline: Timeline) -> float:
     """Sum over a rank's transfers of start_s - ready_s, mean over ranks: queueing for ports, apart from moving.
 

@@ -1,6 +1,6 @@
 """From a case to its simulated step: plan, check, lower, cost, simulate. Every simulated number takes this path."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from bench.clusters import Cluster
 from bench.cost import Costs
 from bench.fusion import FusedCosts
 from bench.lower import lower
-from bench.metrics import Metrics, metrics
+from bench.metrics import Metrics, metrics, taxed_share
 from bench.models import Model
 from bench.placement import Placement
 from bench.program import Program
@@ -125,6 +125,23 @@ def _costs(
     )
 
 
+TAX_PASSES = 2
+
+
+def _taxed(program: Program, costs: Costs) -> Costs:
+    """The costs with SMs given to communication in that share of the computing time in which transfers run.
+
+    The share is that of the whole step, a mean over its ranks: found in a step without the tax, and again in one with
+    the tax that came of it.
+    """
+    from bench.simulate import simulate
+
+    charged = replace(costs, taxed_share=0.0)
+    for _ in range(TAX_PASSES):
+        charged = replace(costs, taxed_share=taxed_share(simulate(program, charged, allocations=False)))
+    return charged
+
+
 def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Prediction:
     """Simulates one optimizer step. Raises BadInput (PlanError) for a layout or a plan that cannot be.
 
@@ -137,6 +154,8 @@ def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Pre
     if not rough:
         check(program)
     costs = costs_of(case, program.plan.placement, assumptions)
+    if assumptions.communication_sms:
+        costs = _taxed(program, costs)
     timeline = simulate(program, costs, allocations=not rough)
     peaks = peak_bytes(program, costs, timeline)
     groups = program.plan.placement.groups

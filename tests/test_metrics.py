@@ -12,6 +12,7 @@ from bench.metrics import (
     mfu,
     moving_s,
     overlapped_fraction,
+    taxed_share,
     union_s,
     waiting_s,
 )
@@ -70,6 +71,11 @@ def test_moving_is_the_union_of_a_ranks_transfers_that_carry_bytes() -> None:
 def test_waiting_is_apart_from_moving() -> None:
     # Rank 0: 1 s before the send, 1 s before the receive.
     assert waiting_s(by_hand()) == pytest.approx(2 / 2)
+
+
+def test_the_taxed_share_is_computing_time_with_a_busy_link() -> None:
+    # Rank 0: [3, 4] and [6, 7] of 6 s; rank 1: [1, 2] of 10 s.
+    assert taxed_share(by_hand()) == pytest.approx((2 + 1) / (6 + 10))
 
 
 def test_no_communication_is_all_overlapped() -> None:
