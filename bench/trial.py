@@ -22,7 +22,7 @@ Number = Annotated[float, Field(strict=False)]
 FINISHED: frozenset[str] = frozenset({"ok", "oom", "infeasible", "diverged"})
 """Statuses that would come out again; a sweep repeats the others."""
 
-MAX_MESSAGE_CHARS = 6000
+MAX_MESSAGE_CHARS = 5800
 MAX_LAST_ACTIONS_CHARS = 4000
 
 
