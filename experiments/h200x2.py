@@ -30,7 +30,8 @@ from bench.serial import serialised
 from bench.system import get_system, plan_of
 from bench.trial import Trial
 from bench.tune import least_bytes
-from experiments import Evidence, Request, Table
+from experiments import Evidence, Request
+from experiments._beside import tables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -96,6 +97,7 @@ SYSTEMS = (
     ("disagmoe", DISAGMOE),
 )
 ON_COPY_ENGINES = ("ep", "megatron-overlap", "disagmoe")
+TRANSPORTS = ("nccl", "gloo", "copy", "host")  # in the order of rows and bars
 
 
 def entries(first: str, second: str) -> tuple[Entry, ...]:
@@ -211,23 +213,45 @@ def measured(chosen: Setting, request: Request) -> tuple[list[Trial], str]:
 
 
 def evidence(trials: Sequence[Trial], absent: str) -> Evidence:
-    """What the trials of all rounds say, with predictions beside; runs that failed are failures."""
+    """What the trials of all rounds say, with predictions beside.
+
+    A cell without a run that ended well is a failure; where others of a cell did, one that did not is in the caption.
+    """
     rows = table(trials)
-    failures = [f"{_label(one)} for {one.case.model.name}: {one.message}" for one in trials if one.status != "ok"]
+    seen = {_cell(trial) for trial in trials if trial.status == "ok"}
+    others = [trial for trial in trials if trial.status != "ok"]
+    failures = [f"{_label(one)} for {one.case.model.name}: {one.message}" for one in others if _cell(one) not in seen]
+    lost = [f"{_label(one)} for {one.case.model.name} ({one.status})" for one in others if _cell(one) in seen]
     note = f"Not at this scale: {NOT_AT_THIS_SCALE}." + (f" Refused: {absent}." if absent else "")
-    return Evidence({"frame": rows, "note": note}, rows, _tables(rows), failures)
+    if lost:
+        note += f" Of {len(trials)} runs, did not end well and left out: {', '.join(lost)}."
+    return Evidence({"frame": rows, "note": note}, rows, tables(rows), failures)
+
+
+def _cell(trial: Trial) -> tuple[str, str]:
+    return trial.case.model.name, _label(trial)
 
 
 def table(trials: Iterable[Trial]) -> "DataFrame":
-    """One row a model, system and transport: medians over the steps of all rounds, and what is predicted."""
+    """One row a model, system and transport: medians over the steps of all rounds, and what is predicted.
+
+    Rows stand in the order of `MODELS`, `SYSTEMS` and `TRANSPORTS`, in whatever order the trials come.
+    """
     import pandas as pd
 
     cells: dict[tuple[str, str], list[Trial]] = {}
     for trial in trials:
         if trial.status == "ok":
-            cells.setdefault((trial.case.model.name, _label(trial)), []).append(trial)
-    rows = [_row(rounds) for rounds in cells.values()]
+            cells.setdefault(_cell(trial), []).append(trial)
+    rows = sorted((_row(rounds) for rounds in cells.values()), key=_place)
     return pd.DataFrame([row | _hidden(row, rows) for row in rows])
+
+
+def _place(row: dict[str, Any]) -> tuple[int, str, int, int, bool]:
+    model = row["model"]
+    number = next((i for i, name in enumerate(MODELS) if model.startswith(name)), len(MODELS))
+    systems = [name for name, _ in SYSTEMS]
+    return number, model, systems.index(row["system"]), TRANSPORTS.index(row["transport"]), row["serial"]
 
 
 def _label(trial: Trial) -> str:
@@ -299,60 +323,3 @@ def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
         "predicted_over_measured_memory": found.peak_memory_bytes / peak if peak else None,
         "assumptions": DEFAULT_ASSUMPTIONS,
     }
-
-
-def _tables(rows: "DataFrame") -> list[Table]:
-    if not len(rows):
-        return []
-    speed, beside = [], []
-    for row in rows.to_dict("records"):
-        named = [row["model"], row["system"] + (", serial" if row["serial"] else ""), row["transport"]]
-        spread = f"{row['step_time_low_s'] * 1e3:.1f} to {row['step_time_high_s'] * 1e3:.1f}"
-        shares = [_percent(row[name]) for name in ("mfu", "hidden_share", "fraction_of_bound")]
-        speed.append([*named, row["step_time_s"] * 1e3, spread, row["tokens_per_s_per_gpu"], *shares, row["layout"]])
-        beside.append(
-            [
-                *named,
-                row["step_time_s"] * 1e3,
-                row["predicted_step_time_s"] * 1e3,
-                _percent(row["predicted_over_measured"] - 1),
-                _gib(row["peak_memory_bytes"]),
-                _gib(row["predicted_peak_memory_bytes"]),
-                _percent(_less_one(row["predicted_over_measured_memory"])),
-            ]
-        )
-    return [
-        Table(
-            "measured, medians over the steps of all rounds",
-            (
-                "model",
-                "system",
-                "transport",
-                "step ms",
-                "rounds",
-                "tokens/s/GPU",
-                "MFU",
-                "hidden",
-                "of bound",
-                "layout",
-            ),
-            speed,
-        ),
-        Table(
-            f"measured, and simulated with {DEFAULT_ASSUMPTIONS}",
-            ("model", "system", "transport", "step ms", "simulated", "error", "peak GiB", "simulated", "error"),
-            beside,
-        ),
-    ]
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None or share != share else f"{share:.1%}"
-
-
-def _less_one(ratio: float | None) -> float | None:
-    return None if ratio is None else ratio - 1
-
-
-def _gib(size: float | None) -> str | None:
-    return None if size is None or size != size else f"{size / GIB:.1f}"

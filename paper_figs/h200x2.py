@@ -1,7 +1,8 @@
 """Systems side by side on the GPUs of one host: throughput, and how far the simulated step and memory are off."""
 
+import re
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import BadInput
 from paper_figs.style import (
@@ -16,21 +17,28 @@ from paper_figs.style import (
     stamp,
     style,
     system_colours,
+    system_order,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
 NEEDED = ("model", "system", "transport", "serial", "layout", "source", "step_time_s", "tokens_per_s_per_gpu")
 SECOND = ("copy", "host")  # transports whose bars are hatched
-_LEFT_IN, _RIGHT_IN, _GAP_IN, _TOP_IN = 0.6, 0.1, 0.45, 0.35
-_RATES_IN, _ERRORS_IN, _BETWEEN_IN, _NAMES_IN, _LINE_IN = 1.5, 0.8, 0.2, 0.95, 0.1
+_LEFT_IN, _RIGHT_IN, _GAP_IN, _TOP_IN = 0.6, 0.1, 0.4, 0.4
+_RATES_IN, _ERRORS_IN, _BETWEEN_IN, _NAMES_IN, _LINE_IN = 1.6, 0.9, 0.15, 0.75, 0.105
+_BAR = 0.38
 
 
 def draw(frame: "DataFrame", note: str = "") -> "Figure":
     """One column a model: tokens/s/GPU, with the range of the rounds; below it the errors of the prediction.
+
+    A system has a place in every column, also where it cannot run at this scale. Runs without overlap are not drawn;
+    the hidden share comes from them.
 
     Args:
         frame: one row a model, system and transport, measured, as `experiments.h200x2` makes it.
@@ -41,8 +49,8 @@ def draw(frame: "DataFrame", note: str = "") -> "Figure":
     if absent or not len(frame):
         raise BadInput("h200x2", absent or "no rows", f"rows with {', '.join(NEEDED)}")
     frame = frame[~frame["serial"].astype(bool)]
-    models = list(dict.fromkeys(frame["model"]))
-    lines = textwrap.wrap(_caption(frame) + " " + note, 140)
+    models, systems = list(dict.fromkeys(frame["model"])), system_order(frame["system"])
+    lines = textwrap.wrap(_caption(frame) + " " + note, 138)
     below = _NAMES_IN + _LINE_IN * len(lines) + 0.1
     height = below + _ERRORS_IN + _BETWEEN_IN + _RATES_IN + _TOP_IN
     wide = (WIDTH_IN - _LEFT_IN - _RIGHT_IN + _GAP_IN) / len(models) - _GAP_IN
@@ -53,46 +61,74 @@ def draw(frame: "DataFrame", note: str = "") -> "Figure":
             left = _LEFT_IN + column * (wide + _GAP_IN)
             upper = add_axes(figure, (left, below + _ERRORS_IN + _BETWEEN_IN, wide, _RATES_IN))
             lower = add_axes(figure, (left, below, wide, _ERRORS_IN))
-            _rates(upper, rows)
-            _errors(lower, rows)
-            upper.set_title(model, loc="left", pad=4, fontsize=BODY_PT)
+            _rates(upper, rows, systems)
+            _errors(lower, rows, systems)
+            title = re.sub(r"-(\d+)-layers$", r"\n\1 layers", model)
+            upper.set_title(title, loc="left", pad=4, fontsize=BODY_PT)
             stamp(upper, one_source(f"h200x2 {model}: source", rows["source"]))
             for ax in (upper, lower):
-                ax.set_xlim(-0.6, len(rows) - 0.4)
+                ax.set_xlim(-0.6, len(systems) - 0.4)
                 ax.grid(axis="y")
-            names = [f"{row.system}, {row.transport}" for row in rows.itertuples()]
-            upper.set_xticks(range(len(rows)), [])
-            lower.set_xticks(range(len(rows)), names, rotation=40, ha="right", fontsize=SMALL_PT)
+            upper.set_xticks(range(len(systems)), [])
+            lower.set_xticks(range(len(systems)), systems, rotation=35, ha="right", fontsize=SMALL_PT)
             if column == 0:
                 upper.set_ylabel("tokens/s/GPU (thousand)")
                 lower.set_ylabel("simulated over\nmeasured")
-                lower.legend(loc="best", fontsize=SMALL_PT, ncols=2, handletextpad=0.2)
+                lower.legend(loc="lower left", fontsize=SMALL_PT, ncols=2, handletextpad=0.2, borderaxespad=0.1)
+                _name_transports(upper, rows)
         figure.text(0.01, 0.01, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
     return figure
 
 
-def _rates(ax: "Axes", rows: "DataFrame") -> None:
-    colours = system_colours(rows["system"])
-    for place, row in enumerate(rows.to_dict("records")):
+def _place(row: "Mapping[Hashable, Any]", rows: "DataFrame", systems: list[str]) -> float:
+    """Of a row's bar: two transports of a system stand side by side."""
+    middle = systems.index(row["system"])
+    if (rows["system"] == row["system"]).sum() == 1:
+        return middle
+    return middle + (_BAR / 2 if row["transport"] in SECOND else -_BAR / 2)
+
+
+def _rates(ax: "Axes", rows: "DataFrame", systems: list[str]) -> None:
+    colours = system_colours(systems)
+    highest = float((rows["tokens_per_s_per_gpu"] / 1e3).max())
+    for row in rows.to_dict("records"):
+        place = _place(row, rows, systems)
         rate, tokens = row["tokens_per_s_per_gpu"] / 1e3, row["tokens_per_s_per_gpu"] * row["step_time_s"] / 1e3
-        hatch = "////" if row["transport"] in SECOND else None
-        ax.bar(place, rate, 0.75, color=colours[row["system"]], edgecolor=INK, linewidth=0.4, hatch=hatch)
+        hatch = "/////" if row["transport"] in SECOND else None
+        ax.bar(place, rate, _BAR, color=colours[row["system"]], edgecolor=INK, linewidth=0.4, hatch=hatch)
         fastest, slowest = (tokens / row[name] for name in ("step_time_low_s", "step_time_high_s"))
         ax.plot([place, place], [slowest, fastest], color=INK, linewidth=0.8)
         if row.get("hidden_share") == row.get("hidden_share") and row.get("hidden_share") is not None:
             words = f"{row['hidden_share']:.0%}"
-            ax.text(place, rate, words, ha="center", va="bottom", fontsize=SMALL_PT - 1, color=INK)
-    ax.set_ylim(0, 1.15 * float((rows["tokens_per_s_per_gpu"] / 1e3).max()))
+            above = fastest + 0.02 * highest
+            ax.text(place, above, words, ha="center", va="bottom", rotation=90, fontsize=SMALL_PT, color=INK)
+    for place, system in enumerate(systems):
+        if system not in set(rows["system"]):
+            words, low = "not at this scale", 0.02 * highest
+            ax.text(place, low, words, ha="center", va="bottom", rotation=90, fontsize=SMALL_PT, color=MUTED)
+    ax.set_ylim(0, 1.25 * highest)
 
 
-def _errors(ax: "Axes", rows: "DataFrame") -> None:
+def _name_transports(ax: "Axes", rows: "DataFrame") -> None:
+    from matplotlib.patches import Patch
+
+    words = dict.fromkeys(sorted(rows["transport"], key=lambda name: name in SECOND))
+    handles = [
+        Patch(facecolor="white", edgecolor=INK, linewidth=0.4, hatch="/////" if name in SECOND else None, label=name)
+        for name in words
+    ]
+    ax.legend(handles=handles, loc="upper right", fontsize=SMALL_PT, ncols=2, borderaxespad=0.1)
+
+
+def _errors(ax: "Axes", rows: "DataFrame", systems: list[str]) -> None:
     ax.axhline(1.0, color=MUTED, linewidth=0.6)
+    places = [_place(row, rows, systems) for row in rows.to_dict("records")]
     for name, mark, label in (
         ("predicted_over_measured", "o", "step time"),
         ("predicted_over_measured_memory", "s", "peak memory"),
     ):
         values = rows[name].astype(float).tolist()
-        ax.plot(range(len(rows)), values, mark, color=INK, markersize=3, label=label, markerfacecolor="white")
+        ax.plot(places, values, mark, color=INK, markersize=3, label=label, markerfacecolor="white")
     ax.set_ylim(0, max(1.4, 1.1 * float(rows["predicted_over_measured"].astype(float).max())))
 
 
@@ -101,9 +137,11 @@ def _caption(frame: "DataFrame") -> str:
         f"{system} {layout}" for system, layout in dict(zip(frame["system"], frame["layout"], strict=True)).items()
     )
     first = frame.iloc[0]
+    fewest, most = int(frame["rounds"].min()), int(frame["rounds"].max())
+    rounds = f"{most}" if fewest == most else f"{fewest} to {most}"
     return (
         f"measured on {first['cluster']}; {int(first['seq_len']):,} tokens a sequence, "
-        f"{int(first['global_batch_tokens']):,} a step; bars: median over the steps of {int(frame['rounds'].max())} "
+        f"{int(first['global_batch_tokens']):,} a step; bars: median over the steps of {rounds} "
         f"interleaved rounds, line: range of the rounds' medians, number: share of the transfers that is hidden "
         f"((serial - measured) / transfer, serial: the same plan without overlap). Layouts: {layouts}."
     )

@@ -1,8 +1,10 @@
-"""Writes the generated tables of docs/architecture.md: `python tools/doc_tables.py`.
+"""Writes the generated tables of docs/architecture.md and docs/gpus.md: `python tools/doc_tables.py`.
 
-A test checks that they are as made. A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+A test checks that they are as made. A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. Those of
+docs/gpus.md are of what is published: `moebench figure h200x2 --out results/published/h200x2` writes it again.
 """
 
+import csv
 import re
 import sys
 from pathlib import Path

@@ -6,6 +6,7 @@ one is the stream's business. Only `HostCopy.get` and `wait_on_host` make a thre
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -104,6 +105,7 @@ class HostCopy:
 
     def __init__(self, tensor: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
+        self._reading = threading.Lock()
         if not tensor.is_cuda:
             self._host = tensor
             return
@@ -113,10 +115,10 @@ class HostCopy:
         self._event.record()
 
     def get(self) -> HostCounts:
-        """The numbers; waits for the copy, the first time."""
-        event = self._event
-        if event is not None:
-            event.synchronize()
-            self._event = None
+        """The numbers; waits for the copy, the first time. Of several threads that ask at once, one does."""
+        with self._reading:
+            if self._event is not None:
+                self._event.synchronize()
+                self._event = None
         numbers: HostCounts = self._host.numpy()
         return numbers
