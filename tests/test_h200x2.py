@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from bench.errors import BadInput
 from bench.execute.support import require_supported
 from bench.fits import require_fits_here
 from bench.predict import predict
-from bench.results import read_trials
+from bench.results import PUBLISHED, read_trials
 from bench.system import get_system
 from experiments import Request, get_experiment, h200x2
 from experiments.h200x2 import case_of, setting
@@ -81,3 +82,33 @@ def test_the_whole_path_on_two_processes(tmp_path: Path) -> None:
 def test_without_rows_nothing_is_drawn(on_gpus: h200x2.Setting) -> None:
     with pytest.raises(BadInput, match="h200x2"):
         drawing.draw(h200x2.table([]))
+
+
+def test_the_published_table_is_that_of_the_published_trials() -> None:
+    """What was measured; predictions beside it are those of the day."""
+    trials = [trial for _, trial in read_trials([PUBLISHED / "h200x2"])]
+    found = h200x2.evidence(trials, "")
+    table = pd.read_csv(PUBLISHED / "h200x2" / "h200x2.csv")
+    assert len({(row.model, row.system) for row in table.itertuples()}) >= 12
+    assert set(table["cluster"]) == {"h200x2gpu"}
+    assert found.failures == []
+    lost = [trial for trial in trials if trial.status != "ok"]
+    assert all(f"{trial.case.model.name} ({trial.status})" in found.drawn["note"] for trial in lost)
+    of_runs = [name for name in table if not name.startswith("predicted")]
+    pd.testing.assert_frame_equal(found.data[of_runs], table[of_runs])
+
+
+def test_a_cell_in_which_no_run_ended_well_is_a_failure() -> None:
+    trials = [trial for _, trial in read_trials([PUBLISHED / "h200x2"])]
+    (lost,) = (trial for trial in trials if trial.status != "ok")
+    cell = (lost.case.model.name, lost.case.system, lost.provenance["execution"])
+    left = [
+        trial
+        for trial in trials
+        if (trial.case.model.name, trial.case.system, trial.provenance["execution"]) != cell or trial == lost
+    ]
+    assert len(left) < len(trials)
+    found = h200x2.evidence(left, "")
+    (failure,) = found.failures
+    assert "gpt-oss-120b-2-layers" in failure
+    assert "out of memory" in failure
