@@ -4,7 +4,6 @@ A test checks that they are as made. A table stands between ``<!-- NAME -->`` an
 docs/gpus.md are of what is published: `moebench figure h200x2 --out results/published/h200x2` writes it again.
 """
 
-import csv
 import re
 import sys
 from pathlib import Path
