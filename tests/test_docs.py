@@ -91,9 +91,11 @@ def test_the_schedule_takes_less_than_60_lines_and_is_the_example() -> None:
     assert code == (ROOT / "docs" / "examples" / "pingpong.py").read_text()
 
 
-def test_tables_are_as_the_code_makes_them() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    assert page == doc_tables().written(page), "run: python tools/doc_tables.py"
+@pytest.mark.parametrize("name", ["architecture.md", "gpus.md"])
+def test_tables_are_as_the_code_makes_them(name: str) -> None:
+    tables, path = doc_tables(), ROOT / "docs" / name
+    page = path.read_text()
+    assert page == tables.written(page, tables.PAGES[path]()), "run: python tools/doc_tables.py"
 
 
 def test_the_architecture_names_files_that_exist() -> None:

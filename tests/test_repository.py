@@ -164,6 +164,30 @@ def test_a_target_runs_nothing_the_second_time(tmp_path: Path) -> None:
     assert make("setup-train") == []
 
 
+@pytest.mark.parametrize(("num_gpus", "executor", "told"), [(2, "", True), (1, "", False), (2, "slurm", False)])
+def test_a_run_of_figure_7_without_a_cluster_names_what_two_gpus_can_do(
+    tmp_path: Path, num_gpus: int, executor: str, told: bool
+) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "setup.sh").write_text(SETUP_THAT_ONLY_STAMPS)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    programs = {
+        tmp_path / ".venv" / "bin" / "moebench": "echo refused: $@ >&2; exit 2",
+        tmp_path / "nvidia-smi": "\n".join(["echo GPU"] * num_gpus),
+    }
+    for path, text in programs.items():
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    environment = {**outside_make(), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["make", "-s", "reproduce-fig7", "BACKEND=run", f"EXECUTOR={executor}"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert f"sweep fig7 --executor {executor or 'inprocess'} --backend run" in done.stderr
+    assert ("moebench figure h200x2" in done.stderr) == told
+
+
 @pytest.mark.parametrize(
     ("python", "message"),
     [

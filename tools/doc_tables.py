@@ -6,22 +6,111 @@ docs/gpus.md are of what is published: `moebench figure h200x2 --out results/pub
 
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
+PUBLISHED = ROOT / "results" / "published" / "h200x2"
 sys.path.insert(0, str(ROOT))
+
+import pandas as pd  # noqa: E402
 
 from bench.action import TRANSFERS, Kind, Pass  # noqa: E402
 from bench.edges import edges, ends  # noqa: E402
 from bench.models import get_model  # noqa: E402
 from bench.placement import Group, Placement  # noqa: E402
 from bench.system import System, systems, trainers_of  # noqa: E402
+from experiments._beside import tables as tables_of_runs  # noqa: E402
 
 
-def tables() -> dict[str, str]:
-    """Every table by name."""
+def tables_of_architecture() -> dict[str, str]:
     return {"systems": systems_table(), "volumes": volumes_table()}
+
+
+def tables_of_gpus() -> dict[str, str]:
+    """Speed, predictions, and where the time of a step goes, as the published files have them."""
+    rows = pd.read_csv(PUBLISHED / "h200x2.csv")
+    speed, beside = (
+        table(tuple(one.columns), [tuple(map(_cell, row)) for row in one.rows]) for one in tables_of_runs(rows)
+    )
+    found = {"speed": speed, "beside": beside, "operations": operations_table()}
+    return found | {"ratios": _spread(rows), "kernels": kernels_table()}
+
+
+PAGES: dict[Path, Callable[[], dict[str, str]]] = {
+    ROOT / "docs" / "architecture.md": tables_of_architecture,
+    ROOT / "docs" / "gpus.md": tables_of_gpus,
+}
+"""Every page with tables, and what makes them by name."""
+
+
+def operations_table() -> str:
+    """Seconds of a rank's operations in a step, measured and simulated, summed over passes."""
+    rows = pd.read_csv(PUBLISHED / "operations.csv")
+    rows = rows[rows["simulated_ms"].notna()]  # the simulator has one of ranks that are alike
+    rows["what"] = rows["kind"].where(rows["op"] == "compute", rows["op"])
+    of_transfers = rows["op"].isin(("send", "recv"))
+    rows.loc[of_transfers, "what"] = rows["op"] + " " + rows["kind"]
+    lines = []
+    for (system, rank, what), some in rows.groupby(["system", "rank", "what"], sort=False):
+        measured, simulated = some["measured_ms"].sum(), some["simulated_ms"].sum()
+        if simulated > 0:
+            words = (f"{measured:.1f}", f"{simulated:.1f}", f"{simulated / measured:.2f}")
+            lines.append((f"`{system}`", str(rank), what, *words))
+    return table(("system", "rank", "operations", "ms in a step", "simulated ms", "simulated over measured"), lines)
+
+
+KERNELS = {
+    "matrix products": "nvjet|GemmUniversal|xmma_gemm",
+    "attention (torch's flash attention)": "flash",
+    "NCCL, waiting for the peer included": "nccl",
+    "optimizer, norm of the gradients": "multi_tensor",
+    "norms": "layer_norm|GammaBeta",
+    "element by element, copies, reductions, gathers": "elementwise|Memcpy|reduce_kernel|indexFunc|gather|CatArray",
+    "this harness's own (SwiGLU, rotation, sums of rows)": "^_[a-z]+",
+}
+
+
+def kernels_table() -> str:
+    """Kernels of a rank in a step by what they do: the first of `KERNELS` that fits."""
+    rows = pd.read_csv(PUBLISHED / "kernels.csv").set_index("kernel")
+    whole, span_ms = rows.loc["all"], rows.loc["first to last", "ms"]
+    rows, lines = rows.drop(["all", "first to last"]), []
+    for words, pattern in KERNELS.items():
+        fits = rows.index.str.contains(pattern)
+        lines.append((words, f"{rows[fits]['number'].sum():,.0f}", f"{rows[fits]['ms'].sum():.0f}"))
+        rows = rows[~fits]
+    listed = pd.read_csv(PUBLISHED / "kernels.csv").iloc[2:]
+    listed = listed[~listed["kernel"].isin(rows.index)]
+    rest = whole - listed[["number", "ms"]].sum()
+    lines.append(("all others", f"{rest['number']:,.0f}", f"{rest['ms']:.0f}"))
+    lines.append(("all", f"{whole['number']:,.0f}", f"{whole['ms']:.0f}"))
+    lines.append(("from the first one's begin to the last one's end", "", f"{span_ms:.0f}"))
+    return table(("kernels of an `ep` step", "number", "ms"), lines)
+
+
+def _spread(rows: "pd.DataFrame") -> str:
+    """Ranges over all rows, and the shares of disagmoe."""
+    lines: list[tuple[str, ...]] = []
+    for column, words in (
+        ("predicted_over_measured", "simulated over measured step time"),
+        ("predicted_over_measured_memory", "simulated over measured peak memory"),
+    ):
+        values = rows[column]
+        lines.append((words, *(f"{value:.2f}" for value in (values.min(), values.median(), values.max()))))
+    ours = rows[(rows["system"] == "disagmoe") & ~rows["serial"]]
+    for transport, some in ours.groupby("transport", sort=False):
+        for column, words in (("hidden_share", "hidden share"), ("fraction_of_bound", "share of the bound")):
+            values = some[column]
+            percents = (f"{value:.0%}" for value in (values.min(), values.median(), values.max()))
+            lines.append((f"`disagmoe` over `{transport}`: {words}", *percents))
+    return table(("over all rows", "least", "median", "most"), lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}"
+    return "" if value is None else str(value)
 
 
 def systems_table() -> str:
@@ -65,14 +154,15 @@ def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def written(page: str) -> str:
+def written(page: str, tables: Mapping[str, str]) -> str:
     """The page with every table made anew."""
-    for name, text in tables().items():
+    for name, text in tables.items():
         marked = re.compile(f"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
         page, number = marked.subn(lambda match, text=text: match[1] + text + match[2], page)
-        assert number == 1, f"{PAGE.name} has {number} places for the table {name}"
+        assert number == 1, f"{number} places for the table {name}"
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, made in PAGES.items():
+        path.write_text(written(path.read_text(encoding="utf-8"), made()), encoding="utf-8")
