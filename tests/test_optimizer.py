@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench.execute.optimizer import AdamW, clip_scale, square_sum  # noqa: E402
+from bench.execute import optimizer as module  # noqa: E402
+from bench.execute.optimizer import AdamW, clip_scale, slices, square_sum  # noqa: E402
 
 SHAPES = [(4, 3), (3,), (2, 3, 5)]
 
@@ -48,6 +49,33 @@ def test_bf16_parameters_are_roundings_of_main_weights_that_take_small_steps():
         assert main.dtype == torch.float32
         assert torch.equal(param, main.bfloat16())
         assert torch.allclose(main, old.float() - 3e-5, atol=1e-6)
+
+
+def test_an_update_in_slices_is_the_same_update(monkeypatch):
+    def updated():
+        params = parameters()
+        optimizer = AdamW(params, lr=0.1)
+        for step in range(3):
+            for param in params:
+                param.main_grad = param.detach().sin() + step
+            optimizer.step()
+        return params
+
+    whole = updated()
+    monkeypatch.setattr(module, "SLICE_BYTES", 32)
+    assert all(torch.equal(one, other) for one, other in zip(updated(), whole, strict=True))
+
+
+@pytest.mark.parametrize("limit", [1, 24, 32, 60, 10**9])
+def test_slices_hold_every_element_once_and_no_more_than_the_limit(monkeypatch, limit):
+    monkeypatch.setattr(module, "SLICE_BYTES", limit)
+    tensors = [torch.zeros(shape) for shape in [*SHAPES, (), (0, 3)]]
+    rows = [tensor[0].numel() * 4 for tensor in tensors if tensor.dim() and len(tensor)] + [4]
+    for _, views in slices((tensors, tensors)):
+        assert sum(view.numel() * 4 for view in views) <= max(limit, *rows)
+        for view in views:
+            view += 1
+    assert all((tensor == 1).all() for tensor in tensors)
 
 
 def test_fp32_parameters_are_their_own_main_weights():

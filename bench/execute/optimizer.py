@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from bench.execute.wgrad import main_grad
+
+SLICE_BYTES = 2**29
+"""Of the second moments, what an update has a temporary copy of at a time."""
 
 
 class AdamW:
@@ -60,10 +63,12 @@ class AdamW:
         decayed = [main for main in self.main if main.dim() > 1]
         if decayed and self.weight_decay:
             torch._foreach_mul_(decayed, 1 - self.lr * self.weight_decay)
-        denominators = torch._foreach_sqrt(self.second_moments)
-        torch._foreach_div_(denominators, math.sqrt(1 - beta2**self.num_steps))
-        torch._foreach_add_(denominators, self.eps)
-        torch._foreach_addcdiv_(self.main, self.first_moments, denominators, -self.lr / (1 - beta1**self.num_steps))
+        for main, first_moments, second_moments in slices((self.main, self.first_moments, self.second_moments)):
+            denominators = torch._foreach_sqrt(second_moments)
+            torch._foreach_div_(denominators, math.sqrt(1 - beta2**self.num_steps))
+            torch._foreach_add_(denominators, self.eps)
+            torch._foreach_addcdiv_(main, first_moments, denominators, -self.lr / (1 - beta1**self.num_steps))
+            del denominators  # before the next slice takes its own
         self._round()
 
     @torch.no_grad()
@@ -81,6 +86,30 @@ class AdamW:
         """Sets every gradient buffer to zero, keeping its memory."""
         if self.params:
             torch._foreach_zero_([main_grad(param) for param in self.params])
+
+
+def slices(alike: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
+    """Views of several lists of tensors of the same shapes, in slices of at most `SLICE_BYTES` of each list.
+
+    A tensor is cut between rows of its first dimension; a single row may be larger than a slice.
+    """
+    parts: list[list[Tensor]] = [[] for _ in alike]
+    taken = 0
+    for tensors in zip(*alike, strict=True):
+        size = tensors[0].numel() * tensors[0].element_size()
+        rows = tensors[0].shape[0] if tensors[0].dim() else 1
+        rows_a_slice = max(1, SLICE_BYTES * rows // max(size, 1))
+        cut = [tensor.split(rows_a_slice) if tensor.dim() else (tensor,) for tensor in tensors]
+        for pieces in zip(*cut, strict=True):
+            piece_bytes = pieces[0].numel() * pieces[0].element_size()
+            if taken and taken + piece_bytes > SLICE_BYTES:
+                yield parts
+                parts, taken = [[] for _ in alike], 0
+            for part, piece in zip(parts, pieces, strict=True):
+                part.append(piece)
+            taken += piece_bytes
+    if parts[0]:
+        yield parts
 
 
 @torch.no_grad()
