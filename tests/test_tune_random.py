@@ -11,7 +11,7 @@ from bench.system import get_system
 from bench.tune import tune
 from experiments import fig7
 
-NUM_DRAWN = 60
+NUM_DRAWN = 24
 MARGIN = 0.02
 
 
