@@ -38,7 +38,7 @@ def claim(name: str) -> Claim:
     return next(found for found in claims() if found.name == name)
 
 
-def cells(factors: list[float | None], system: str = "ep") -> Ground:
+def cells(factors: list[float | None], system: str = "megatron") -> Ground:
     """`disagmoe` faster than `system` by these factors; None: the other does not fit."""
     trials = []
     for seq_len, factor in zip((4096, 8192, 16384, 32768), factors, strict=False):
@@ -86,7 +86,7 @@ def test_cells_where_one_side_does_not_fit_are_counted_apart() -> None:
 
 
 def test_a_cell_without_a_trial_of_one_side_says_nothing() -> None:
-    ground = Ground([*cells([1.6, 1.8]).throughput, trial("ep", 16384, 100.0)], [])
+    ground = Ground([*cells([1.6, 1.8]).throughput, trial("megatron", 16384, 100.0)], [])
     assert judge(claim("over-megatron"), "x", ground).value == "1.60x to 1.80x over 2 cells"
 
 
@@ -124,10 +124,10 @@ def test_a_verdict_that_differs_between_sets_says_on_what_it_depends() -> None:
 
 def test_published_trials_are_taken_by_spec_and_assumptions(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.write(trial("ep", 4096, 100.0))
+    store.write(trial("megatron", 4096, 100.0))
     store.write(trial("disagmoe", 4096, 170.0))
     found = published_ground(MODEL.name, tmp_path)
-    assert [t.case.system for t in found.throughput] == ["ep", "disagmoe"]
+    assert [t.case.system for t in found.throughput] == ["megatron", "disagmoe"]
     assert judge(claim("over-megatron"), MODEL.name, found).value == "1.70x to 1.70x over 1 cells"
     assert published_ground("datasheet", tmp_path) == Ground([], [])
     assert _claims.published_sets(tmp_path) == [MODEL.name]

@@ -49,9 +49,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trial]]:
     """Small cells, one of which cannot fit, simulated by two processes."""
     folder = tmp_path_factory.mktemp("trials")
     specs = [
-        spec("ep"),
+        spec("megatron"),
         spec("disagmoe"),
-        spec("ep", "deepseek-v3", 4096, 65536),
+        spec("megatron", "deepseek-v3", 4096, 65536),
         spec("disagmoe", "deepseek-v3", 4096, 65536),
     ]
     return folder, sweep(specs, CostModel.named(), Store(folder), lambda *_: None, budget=2, num_workers=2)
@@ -92,7 +92,7 @@ def test_figure_7_shows_cells_that_do_not_fit(swept: tuple[Path, list[Trial]], t
     assert evidence.failures == []
     throughput = evidence.tables[0]
     assert [row[:2] for row in throughput.rows] == [["tiny", 64], ["deepseek-v3", 4096]]
-    assert throughput.columns[2:] == ["ep", "disagmoe"]
+    assert throughput.columns[2:] == ["megatron", "disagmoe"]
     assert throughput.rows[0][2].replace(",", "").isdigit()
     assert evidence.tables[1].rows[0][2].endswith("x")
     assert evidence.tables[1].rows[1][2] == "-"

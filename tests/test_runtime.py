@@ -153,7 +153,7 @@ def closed_form(run: Run, results: list[StepResult]) -> dict[Channel, int]:
     for template, volume in zip(program.templates, program.volumes, strict=True):
         if not volume.terms:
             continue
-        for m in range(run.batch.num_microbatches):
+        for m in range(0, run.batch.num_microbatches, placement.directions):
             action = view(int(at_microbatch(template, m)))
             source, target = (placement.by_name[name].ranks for name in ends(placement, action))
             channel = Channel.of(action, placement, 0)
@@ -173,7 +173,7 @@ def rows_between(run: Run, results: list[StepResult], rows: Rows, action, i: int
     tokens = run.batch.mbs * run.seq_len
     if rows is Rows.TOKENS:
         return tokens if i == j else 0
-    placement, model = run.program.plan.placement, run.program.model
+    placement, model = run.program.plan.placement.seen_by(action.microbatch), run.program.model
     outward = (action.kind is Kind.DISPATCH) == (action.pass_ is Pass.F)
     data_rank, expert_rank = (i, j) if outward else (j, i)
     holder = placement.by_name[placement.attention[action.layer]].first + data_rank

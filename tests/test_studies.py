@@ -71,7 +71,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Cell],
     cells = [
         Cell("tiny", tokens, spec(system, tokens), fixed)
         for tokens in (1024, 2048)
-        for system, fixed in (("ep", ("ep=2",)), ("disagmoe", ("expert_ranks=2",)))
+        for system, fixed in (("megatron", ("ep=2",)), ("disagmoe", ("expert_ranks=2",)))
     ]
     jobs = [Job(cell.spec, CostModel.named(), cell.fixed) for cell in cells]
     sweep_jobs(jobs, Store(folder), lambda *_: None, budget=2, num_workers=1)
@@ -86,7 +86,7 @@ def test_a_study_is_reused_with_what_was_fixed(studied: tuple[Path, list[Cell], 
     assert all("ep=2" in str(t.layout) or "expert_ranks=2" in str(t.layout) for t in trials)
     other = [jobs[0]._replace(fixed=("ep=4",))]
     sweep_jobs(other, Store(folder), lambda *r: reports.append(r), budget=2, num_workers=1)
-    assert reports[1:] == [(0, 1, "found"), (1, 1, "ep tiny 64")]
+    assert reports[1:] == [(0, 1, "found"), (1, 1, "megatron tiny 64")]
 
 
 def test_a_case_is_simulated_as_it_is_and_reused(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_a_study_is_drawn(studied: tuple[Path, list[Cell], list[Job]], tmp_path:
     upper, lower = study_figure.draw(**found.drawn).axes
     lines = {line.get_label(): list(line.get_ydata()) for line in (*upper.lines, *lower.lines)}
     rates = [t.metrics["tokens_per_s_per_gpu"] for t in trials]
-    assert lines["ep"] == pytest.approx([rates[0] / 1e3, rates[2] / 1e3])
-    assert lines["over ep"] == pytest.approx([rates[1] / rates[0], rates[3] / rates[2]])
+    assert lines["megatron"] == pytest.approx([rates[0] / 1e3, rates[2] / 1e3])
+    assert lines["over megatron"] == pytest.approx([rates[1] / rates[0], rates[3] / rates[2]])
 
 
 @pytest.mark.parametrize(

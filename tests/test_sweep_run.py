@@ -37,7 +37,7 @@ def nothing(*_: object) -> None:
 
 def test_what_this_machine_lacks_is_named_before_layouts_are_searched_for() -> None:
     for specs, line in (
-        (fig7.specs(), "executor: 'local' is not valid; allowed: slurm, for the 16 nodes of 8 h800 of ep"),
+        (fig7.specs(), "executor: 'local' is not valid; allowed: slurm, for the 16 nodes of 8 h800 of megatron"),
         ([on("b200x8gpu")], "8 GPUs here for ep tiny b200x8gpu, not "),
     ):
         with pytest.raises(BadInput, match=line):
