@@ -20,10 +20,10 @@ SMALL_PT, BODY_PT = 6.0, 7.0
 # Okabe and Ito's palette: told apart under the common kinds of colour blindness.
 SYSTEM_COLOURS = {
     "reference": "#000000",
+    "megatron": "#5f5f5f",
     "ep": "#c4c4c4",
     "tutel": "#f0e442",
     "comet": "#009e73",
-    "megatron": "#5f5f5f",
     "megatron-overlap": "#56b4e9",
     "dualpipe": "#e69f00",
     "dualpipe-v": "#cc79a7",
