@@ -143,7 +143,7 @@ def _draw_scale(figure: "Figure", norm: "Normalize") -> None:
     scale.set_ticks([float(np.log2(factor)) for factor in shown], labels=[f"{factor:g}" for factor in shown])
     scale.ax.tick_params(length=2)
     scale.outline.set_visible(False)
-    ax.set_title("speed-up", fontsize=SMALL_PT, pad=4)
+    ax.set_ylabel("speed-up", fontsize=SMALL_PT)
     ax.axhline(0.0, color=INK, linewidth=1.4)
 
 
