@@ -96,7 +96,7 @@ def test_attention_is_causal_softmax_with_rotary_positions():
             shares = torch.stack(scores).softmax(0)
             out[t, head * 8 : head * 8 + 8] = sum(share * (v_weight @ x[0, s]) for s, share in enumerate(shares))
     expected = out @ weights[at + "proj.weight"].T
-    assert torch.allclose(reference._attention(at, x)[0], expected, atol=1e-10)
+    assert torch.allclose(reference._attention(at, x, 0)[0], expected, atol=1e-10)
     assert expected.norm() > 1e-2
 
 
