@@ -281,7 +281,7 @@ def test_killed_while_it_saves_a_run_goes_on_from_the_last_whole_one(tmp_path: P
     """SIGKILL to all processes at once, when a checkpoint has begun to be written."""
     options = ["ep", "--model", "tiny", "--ranks", "2", "--steps", "8", "--seq-len", "32"]
     whole = losses_of(*options, trials=tmp_path)
-    for attempt in range(5):  # a save may be faster than the one who watches
+    for attempt in range(10):  # a save may be faster than the one who watches
         folder = tmp_path / f"saved-{attempt}"
         _kill_when(folder / ".step-00000006.partial", [*options, "--save", str(folder), "--save-every", "2"], tmp_path)
         saved = find_saved(folder)
@@ -290,13 +290,14 @@ def test_killed_while_it_saves_a_run_goes_on_from_the_last_whole_one(tmp_path: P
         if saved.step == 4:
             break
     else:
-        pytest.skip("five runs went on as they should, and none of them was seen in the middle of a save")
+        raise AssertionError("never killed in the middle")
     assert [path.name for path in sorted(folder.iterdir())] == [LATEST, "step-00000006", "step-00000008"]
 
 
 def _kill_when(path: Path, words: list[str], trials: Path) -> None:
     """Starts `moebench run` and kills it and all its ranks as soon as there is such a path."""
-    command = [sys.executable, "-m", "bench.cli", "run", *words, "--results", str(trials)]
+    # Behind the one who watches, however busy the machine is.
+    command = ["nice", "-n", "19", sys.executable, "-m", "bench.cli", "run", *words, "--results", str(trials)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         until = time.monotonic() + 120

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -221,7 +222,7 @@ class _Hosts:
         return self._transport.post_counts([], [packet])
 
 
-class _Ring:
+class _Ring(ABC):
     """One direction between two ranks: its landing places on the target, and how many pieces have passed."""
 
     def __init__(self, words: _Words, hosts: _Hosts, slots: Sequence[int]) -> None:
@@ -235,11 +236,13 @@ class _Ring:
         self.words.tell(self.passed)
         self._submitted()
 
+    @abstractmethod
     def _copy(self, flat: Sequence[Tensor], piece: Sequence[Segment], slot: int) -> None:
-        raise NotImplementedError
+        """Copies one piece to or from a landing place."""
 
+    @abstractmethod
     def _submitted(self) -> None:
-        raise NotImplementedError
+        """Tells the other side's host that the piece is in this side's stream."""
 
 
 class _Outgoing(_Ring):
