@@ -81,7 +81,8 @@ class Layout(_Frozen):
     `chunks` is the number of slices in which a micro-batch passes a layer's experts, `comm_sms` the streaming
     multiprocessors that a fused kernel gives to its communication. `tp` x `cp` ranks that hold attention share the
     sequences of one data rank: its heads and its tokens (see `bench.sequence`).
-    `offload` keeps the optimizer's state in the host's memory, from where the update streams it.
+    `offload` keeps the optimizer's `state` in the host's memory, from where the update streams it; or sends there the
+    `activations` that attention and experts keep for their backward, which fetches them; or does both (`all`).
     `ranks_over_nodes` fills one node after the other, or deals neighbouring ranks over a replica's nodes in turn (see
     `bench.nodes`).
     """
@@ -109,7 +110,7 @@ class Layout(_Frozen):
     copies: Literal["expert", "rank", "node"] = "rank"
     recompute: Literal["none", "full", "redispatch"] = "none"
     shard_state: bool = True
-    offload: Literal["none", "state"] = "none"
+    offload: Literal["none", "state", "activations", "all"] = "none"
     ranks_over_nodes: Literal["packed", "strided"] = "packed"
 
     def __str__(self) -> str:
@@ -120,6 +121,14 @@ class Layout(_Frozen):
     def sequence_ranks(self) -> int:
         """tp x cp: ranks over which a sequence is dealt."""
         return self.tp * self.cp
+
+    @property
+    def offloads_state(self) -> bool:
+        return self.offload in ("state", "all")
+
+    @property
+    def offloads_activations(self) -> bool:
+        return self.offload in ("activations", "all")
 
     @model_serializer(mode="wrap")
     def _without_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -229,6 +238,9 @@ def batch(case: Case, data_ranks: int, replica_size: int) -> Batch:
     Raises BadInput where the cluster is too small or the batch does not divide.
     """
     _require_shares(case, data_ranks)
+    if case.layout.offloads_activations and case.layout.recompute != "none":
+        allowed = f"none or state with recompute={case.layout.recompute}: what is computed again is not kept"
+        raise BadInput("layout.offload", case.layout.offload, allowed)
     if case.layout.ranks_over_nodes == "strided" and replica_size % case.cluster.gpus_per_node:
         allowed = f"packed: a replica of {replica_size} ranks is not whole nodes of {case.cluster.gpus_per_node} GPUs"
         raise BadInput("layout.ranks_over_nodes", "strided", allowed)

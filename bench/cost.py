@@ -101,8 +101,13 @@ class Costs:
     # Computation
 
     def seconds(self, action: Action) -> Floats:
-        """[ranks of its group]: seconds of a compute action."""
-        return self._cached(("seconds", *self._likeness(action)), lambda: self._seconds(action))
+        """[ranks of its group]: seconds of a compute action.
+
+        With offloaded activations it takes no less than their way over the host's link, which runs beside it.
+        """
+        return self._cached(
+            ("seconds", *self._likeness(action)), lambda: np.maximum(self._seconds(action), self._offload_s(action))
+        )
 
     def flops(self, action: Action) -> Floats:
         """[ranks of its group]: model FLOPs of a compute action; what is computed again does not count."""
@@ -116,6 +121,20 @@ class Costs:
             if action.kind is Kind.ATTENTION and self.case.layout.sequence_ranks > 1:
                 total = total + self._exchange_s(action._replace(pass_=Pass.F if pass_ is Pass.R else pass_))
         return total
+
+    def offloaded_bytes(self, action: Action) -> Floats:
+        """[ranks]: bytes that a compute action sends to the host (F) or fetches from there (B).
+
+        What attention and experts keep from F until B; the few bytes of a token's choice of experts included, which
+        an execution leaves where they are.
+        """
+        moved = self.case.layout.offloads_activations and action.pass_ in (Pass.F, Pass.B)
+        if not moved or action.kind not in (Kind.ATTENTION, Kind.EXPERT):
+            return np.zeros(self._size(action))
+        return self._retained(Held.FORWARD, action._replace(pass_=Pass.F))
+
+    def _offload_s(self, action: Action) -> Floats:
+        return self.offloaded_bytes(action) / (self.case.cluster.gpu.host_bytes_per_s * self.assumed.host_link)
 
     def _exchange_s(self, attention: Action) -> float:
         """Seconds by which the exchanges of ranks that share sequences make an attention action longer."""
@@ -275,6 +294,11 @@ class Costs:
     def _held_bytes(self, held: Held, action: Action) -> Floats:
         if held in (Held.SENT, Held.RECEIVED):
             return self.message(action).num_bytes.sum(axis=1 if held is Held.SENT else 0)
+        retained = self._retained(held, action)
+        return retained - self.offloaded_bytes(action) if held is Held.FORWARD else retained
+
+    def _retained(self, held: Held, action: Action) -> Floats:
+        """The same of values that are no messages, wherever they are."""
         total = np.zeros(self._size(action))
         rows = self._load.rows(action.layer) if action.kind is Kind.EXPERT else None
         if rows is not None and held is Held.FORWARD and self.recompute == "redispatch":
@@ -310,9 +334,10 @@ class Costs:
     def working_bytes(self, action: Action) -> Floats:
         """[ranks]: bytes held while a compute action runs and no longer.
 
-        What a backward computes again, and what ranks that share sequences have of each other.
+        What a backward computes again, what ranks that share sequences have of each other, and of activations with the
+        host the action's own, and as much of the one before or after it, which is on its way.
         """
-        working = np.zeros(self._size(action))
+        working = 2 * self.offloaded_bytes(action)
         if action.kind is Kind.ATTENTION:
             model, layout = self.case.model, self.case.layout
             working += passing_bytes(model, layout, action.pass_, self._tokens, self._load.element_bytes)
@@ -325,7 +350,8 @@ class Costs:
     @property
     def has_working_bytes(self) -> bool:
         """Whether `working_bytes` of any action may be more than 0."""
-        return self.recompute != "none" or self.case.layout.sequence_ranks > 1
+        layout = self.case.layout
+        return self.recompute != "none" or layout.sequence_ranks > 1 or layout.offloads_activations
 
     def static_bytes(self, group: str) -> float:
         """Weights, gradients and optimizer state of a rank of the group, and what is reserved beside them."""

@@ -64,7 +64,7 @@ class State:
             whole = state_bytes(each.num_params, self.recipe, shards=self._shards(each))
             for name, size in zip(parts, (*resident, whole - sum(resident)), strict=True):
                 parts[name] += size
-        if self.case.layout.offload == "state":
+        if self.case.layout.offloads_state:
             parts["optimizer state"] = 0.0
         communicators = sum(each.num_peers > 1 for each in self.shared(group)) + (self.placement.size > 1)
         if group in self.placement.attention:
@@ -92,7 +92,7 @@ class State:
         params = sum(each.num_params / self._shards(each) for each in self.shared(group))
         gpu = self.case.cluster.gpu
         seconds = params * per_param / (gpu.hbm_bytes_per_s * self.assumed.optimizer)
-        if self.case.layout.offload == "none":
+        if not self.case.layout.offloads_state:
             return seconds
         streamed = params * (recipe.main_weight_bytes + 2 * recipe.moment_bytes)
         return max(seconds, streamed / (gpu.host_bytes_per_s * self.assumed.host_link))

@@ -42,6 +42,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reference": ("reference", {"mbs": 4, "microbatches": 2}),
     "ep": ("ep", {"ep": 2, "pp": 2, "microbatches": 4, "shard_state": False}),
     "ep sharded": ("ep", {"ep": 2, "replicas": 2, "microbatches": 2}),
+    "state with the host": ("ep", {"ep": 2, "replicas": 2, "microbatches": 2, "offload": "state"}),
     "megatron": ("megatron", {"ep": 2, "pp": 2, "microbatches": 4, "copies": "expert", "shard_state": False}),
     "megatron sharded": ("megatron", {"ep": 2, "replicas": 2, "microbatches": 2, "copies": "expert"}),
     "two copies": ("dualpipe", {"ep": 2, "pp": 2, "microbatches": 4}),
@@ -92,7 +93,9 @@ def test_boxes_are_an_interval_in_order(interval: tuple[tuple[int, ...], int, in
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["reference", "ep", "2:1:2", "1:2, two replicas", "megatron sharded"])
+@pytest.mark.parametrize(
+    "name", ["reference", "ep", "2:1:2", "1:2, two replicas", "megatron sharded", "state with the host"]
+)
 def test_the_same_layout_goes_on_to_the_last_bit(name: str, dtype: str, tmp_path: Path, pool: RankPool) -> None:
     case = case_for(name, dtype)
     whole = run_and_save(case, tmp_path, pool)
@@ -106,7 +109,7 @@ def test_the_same_layout_goes_on_to_the_last_bit(name: str, dtype: str, tmp_path
     [
         ("2:1:2", ["reference", "ep", "4:4", "megatron sharded"]),
         ("two copies", ["reference", "two copies", "2:1:2"]),
-        ("ep sharded", ["1:2, two replicas", "ep"]),
+        ("ep sharded", ["1:2, two replicas", "ep", "state with the host"]),
         ("4:4", ["ep sharded", "megatron"]),
         ("megatron sharded", ["2:1:2", "megatron"]),
         ("megatron", ["ep sharded"]),

@@ -1,5 +1,6 @@
 from itertools import product
 from math import comb, log2
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,6 +320,54 @@ def test_state_with_the_host_takes_no_memory_and_the_links_time() -> None:
     gpu = case.cluster.gpu.model_copy(update={"host_bytes_per_s": 1e15})
     endless = case.model_copy(update={"cluster": case.cluster.model_copy(update={"gpu": gpu})})
     assert costs_of(endless).update_s("F0") == gpus.update_s("F0")
+
+
+@pytest.mark.parametrize(("system", "layout"), [("disagmoe", {"expert_ranks": 2}), ("ep", {"ep": 2})])
+def test_offloaded_activations_are_held_for_an_action_and_take_the_links_time(
+    system: str, layout: dict[str, Any]
+) -> None:
+    def costs_with(offload: str, *assumed: str) -> Costs:
+        return costs_of(make_case(system, **layout, offload=offload), get_assumptions("datasheet", assumed))
+
+    here, away, both = (costs_with(offload) for offload in ("none", "activations", "all"))
+    slow, endless = costs_with("activations", "host_link=0.001"), costs_with("activations", "host_link=1.0", "hbm=1e-6")
+    for kind in (Kind.ATTENTION, Kind.EXPERT):
+        forward, backward = (Action(kind, each, 1, 0) for each in (Pass.F, Pass.B))
+        kept = here.held_bytes(Held.FORWARD, forward)
+        assert (kept > 0).all()
+        assert not away.held_bytes(Held.FORWARD, forward).any()
+        assert away.held_bytes(Held.BACKWARD, backward) == pytest.approx(here.held_bytes(Held.BACKWARD, backward))
+        for action in (forward, backward):
+            # Its own, and as much again of its neighbour.
+            assert away.working_bytes(action) == pytest.approx(2 * kept)
+            assert not here.working_bytes(action).any()
+            # PCIe 5.0: no less than their way, and more where the action itself takes longer.
+            assert slow.seconds(action) == pytest.approx(kept / 64e6)
+            assert away.seconds(action) == pytest.approx(np.maximum(here.seconds(action), kept / 64e9))
+            assert (endless.seconds(action) > kept / 64e9).all()
+        weight = forward._replace(pass_=Pass.W)
+        assert slow.seconds(weight) == pytest.approx(here.seconds(weight))
+    head = Action(Kind.HEAD, Pass.F, 0, 0)
+    assert away.held_bytes(Held.FORWARD, head) == pytest.approx(here.held_bytes(Held.FORWARD, head))
+    group = away.placement.attention[0]
+    assert away.static_bytes(group) == here.static_bytes(group) > both.static_bytes(group)
+
+
+def test_offloaded_activations_make_room_for_micro_batches() -> None:
+    """A pipeline with many micro-batches in flight is the less full, and as full at any number of them."""
+
+    def peak(offload: str, microbatches: int) -> float:
+        layout = {"pp": 4, "recompute": "none", "offload": offload}
+        case = make_case("ep", "tiny", cluster="h800x2", seq_len=512, microbatches=microbatches, **layout)
+        return predict.predict(case, get_assumptions("datasheet")).memory_parts["activations and messages"]
+
+    assert peak("activations", 8) < 0.7 * peak("none", 8)
+
+
+def test_what_is_computed_again_is_not_offloaded() -> None:
+    case = make_case("ep", offload="activations", recompute="full")
+    with pytest.raises(BadInput, match=r"layout.offload: 'activations'.*computed again is not kept"):
+        costs_of(case)
 
 
 def test_state_is_offloaded_in_spaces_where_it_crowds_the_gpus() -> None:

@@ -151,6 +151,14 @@ def test_what_megatron_core_would_compute_otherwise_is_refused(
     assert trainer_of(case, "plan") == "plan"
 
 
+@pytest.mark.parametrize("offload", ["state", "activations", "all"])
+def test_offload_is_the_plans_alone(offload: str) -> None:
+    case = Trial("megatron", megatron(ep=2, offload=offload)).case()
+    with pytest.raises(BadInput, match=r"layout.offload.*megatron-core itself"):
+        trainer_of(case)
+    assert trainer_of(case, "plan") == "plan"
+
+
 def test_a_system_without_code_of_its_own_has_its_plan_alone() -> None:
     assert trainers_of(systems()["megatron"]) == ("native", "plan")
     assert trainers_of(systems()["ep"]) == ("plan",)

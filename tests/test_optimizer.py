@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench.execute import optimizer as module  # noqa: E402
+from bench.execute.host_state import HostState  # noqa: E402
 from bench.execute.optimizer import AdamW, clip_scale, slices, square_sum  # noqa: E402
 
 SHAPES = [(4, 3), (3,), (2, 3, 5)]
@@ -66,16 +67,63 @@ def test_an_update_in_slices_is_the_same_update(monkeypatch):
     assert all(torch.equal(one, other) for one, other in zip(updated(), whole, strict=True))
 
 
-@pytest.mark.parametrize("limit", [1, 24, 32, 60, 10**9])
-def test_slices_hold_every_element_once_and_no_more_than_the_limit(monkeypatch, limit):
-    monkeypatch.setattr(module, "SLICE_BYTES", limit)
+@pytest.mark.parametrize("limit", [1, 4, 24, 32, 60, 10**9])
+def test_slices_hold_every_element_once_and_no_more_than_the_limit(limit):
     tensors = [torch.zeros(shape) for shape in [*SHAPES, (), (0, 3)]]
-    rows = [tensor[0].numel() * 4 for tensor in tensors if tensor.dim() and len(tensor)] + [4]
-    for _, views in slices((tensors, tensors)):
-        assert sum(view.numel() * 4 for view in views) <= max(limit, *rows)
+    for _, views in slices((tensors, tensors), limit):
+        assert sum(view.numel() * 4 for view in views) <= max(limit, 4)
         for view in views:
             view += 1
     assert all((tensor == 1).all() for tensor in tensors)
+
+
+def test_pieces_of_a_vector_stay_vectors_and_others_do_not_become_any():
+    """By this the optimizer tells what decays."""
+    vector, matrix = torch.zeros(9), torch.zeros(1, 9)
+    found = [view.dim() for (views,) in slices(([vector, matrix],), 8) for view in views]
+    assert found == [1] * 5 + [2] * 5
+
+
+def updated(dtype, offload):
+    params = parameters(dtype)
+    optimizer = AdamW(params, lr=0.1, offload=offload)
+    for step in range(3):
+        for param in params:
+            param.main_grad = param.detach().float().sin() + step
+        optimizer.step(0.5)
+    return params, optimizer
+
+
+@pytest.mark.parametrize("limit", [8, 32, 10**9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_with_the_host_comes_in_slices_and_the_update_is_the_same(monkeypatch, dtype, limit):
+    whole, resident = updated(dtype, offload=False)
+    monkeypatch.setattr(module, "FETCHED_BYTES", limit)
+    handed_out = []
+    through = HostState.through
+
+    def listening(self, cut):
+        for copies in through(self, cut):
+            handed_out.append(sum(copy.numel() for copy in copies[0]))
+            yield copies
+
+    monkeypatch.setattr(HostState, "through", listening)
+    params, optimizer = updated(dtype, offload=True)
+    assert sum(handed_out) == 3 * sum(param.numel() for param in params)
+    assert max(handed_out) * 4 <= limit
+    assert len(handed_out) >= 3 * sum(param.numel() for param in params) * 4 / limit
+    for ours, others in ((params, whole), (optimizer.main, resident.main), (optimizer.state, resident.state)):
+        assert all(torch.equal(one, other) for one, other in zip(ours, others, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_offloaded_state_is_not_on_the_parameters_device(dtype):
+    """Shown with a device that every machine has: fp32 parameters are their own main weights, and stay."""
+    params = [torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for shape in SHAPES]
+    here, there = (AdamW(params, lr=0.1, offload=offload) for offload in (False, True))
+    assert {tensor.device.type for tensor in here.state} == {"meta"}
+    assert {tensor.device.type for tensor in there.state} == {"cpu"}
+    assert len(there.state) == (2 if dtype == torch.float32 else 3) * len(SHAPES)
 
 
 def test_fp32_parameters_are_their_own_main_weights():

@@ -182,9 +182,7 @@ def test_what_cannot_be_shared_is_refused(layout: dict[str, Any], message: str) 
         costs_of(make_case(system, **fields))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("tp", 2), ("cp", 2), ("offload", "state"), ("ranks_over_nodes", "strided")]
-)
+@pytest.mark.parametrize(("field", "value"), [("tp", 2), ("cp", 2), ("ranks_over_nodes", "strided")])
 def test_execution_refuses_it_before_anything_runs(field: str, value: Any) -> None:
     from bench.execute.job import Job
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,8 +26,13 @@ from bench.models import Model
 
 torch = pytest.importorskip("torch")
 
+from bench.execute.host_state import HostState  # noqa: E402
+from bench.execute.init import parameter_shapes  # noqa: E402
+from bench.execute.island import Island  # noqa: E402
 from bench.execute.job import Job  # noqa: E402
+from bench.execute.parts import AttentionPart, ExpertPart  # noqa: E402
 from bench.execute.report import VerifyReport  # noqa: E402
+from bench.execute.sync import OptimizerSettings  # noqa: E402
 from bench.execute.verify import RankOutcome, ReferenceStep, holders, step_on_rank, verify  # noqa: E402
 
 SMALL = Model(
@@ -127,6 +134,17 @@ ROUTERS = [
     Trial("ep", ep(ep=2, pp=2), {**SIGMOID, "top_k": 1, "router_normalize": False}),
     Trial("ep", ep(ep=2), SIGMOID),
     Trial("disagmoe", af(2, 2, 2), SIGMOID),
+]
+OFFLOADED = [
+    Trial("ep", ep(ep=2, replicas=2, offload="state"), dtype="bf16"),
+    Trial("disagmoe", af(2, 1, 2, offload="all", shard_state=False)),
+]
+AWAY = [
+    Trial("ep", ep(ep=2, pp=2, offload="activations"), SHARED, 3, dtype="bf16"),
+    Trial("tutel", ep(ep=2, chunks=2, mbs=2, offload="activations"), {**DENSE_FIRST, **SIGMOID}),
+    Trial("megatron-overlap", ep(ep=2, offload="activations"), SIGMOID, 3),
+    Trial("dualpipe", ep(ep=2, pp=2, offload="activations"), SHARED, 4),
+    Trial("disagmoe", af(2, 1, 2, offload="all", deferred_w=2), {**SHARED, **SIGMOID}, 3),
 ]
 # An expert and a rank without tokens, all tokens on one rank, popular experts.
 UNEVEN = [
@@ -249,6 +267,72 @@ def test_ratios_of_attention_and_expert_ranks(trial: Trial, pool: RankPool) -> N
 @pytest.mark.parametrize("trial", ROUTERS, ids=str)
 def test_routers_and_their_losses(trial: Trial, pool: RankPool) -> None:
     check(trial, pool)
+
+
+def host_state_on_rank(job: Job, settings: OptimizerSettings) -> tuple[RankOutcome, int]:
+    """A step, and the bytes of optimizer state that its update fetched from the host."""
+    fetched: list[int] = []
+    through = HostState.through
+
+    def listening(self: HostState, cut: Any) -> Iterator[Any]:
+        for copies in through(self, cut):
+            fetched.append(sum(copy.nbytes for copied in copies for copy in copied))
+            yield copies
+
+    HostState.through = listening  # type: ignore[method-assign]
+    try:
+        return step_on_rank(job, settings), sum(fetched)
+    finally:
+        HostState.through = through  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("trial", OFFLOADED, ids=str)
+def test_optimizer_state_with_the_host(trial: Trial, pool: RankPool) -> None:
+    job = Job.of(trial.case(), "synthetic")
+    reference = ReferenceStep(job)
+    outcomes, fetched = zip(
+        *pool.run(host_state_on_rank, job, reference.settings, world_size=job.world_size), strict=True
+    )
+    report = reference.compare(outcomes)
+    assert report.ok, str(report)
+    # Two moments, in bf16 also main weights; sharded state of a parameter is fetched by one of its ranks.
+    state = {"fp32": 8, "bf16": 12}[trial.dtype]
+    sharded = trial.layout.get("shard_state", True)
+    shapes = parameter_shapes(job.case.model)
+    held = sum(math.prod(shapes[one.name]) * (1 if sharded else len(one.ranks)) for one in report.parameters)
+    assert sum(fetched) == state * held
+
+
+def away_on_rank(job: Job, settings: OptimizerSettings) -> tuple[RankOutcome, int, int]:
+    """A step, how many forwards there were of attention and experts, and how many sent something to the host."""
+    passes: list[bool] = []
+    forward = Island.forward
+
+    def watched(self: Island, *args: Any, **options: Any) -> Any:
+        before = self.host_bytes
+        out = forward(self, *args, **options)
+        if isinstance(self.part, AttentionPart | ExpertPart):
+            passes.append(self.host_bytes > before)
+        return out
+
+    Island.forward = watched  # type: ignore[method-assign]
+    try:
+        return step_on_rank(job, settings), len(passes), sum(passes)
+    finally:
+        Island.forward = forward  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("trial", AWAY, ids=str)
+def test_activations_with_the_host(trial: Trial, pool: RankPool) -> None:
+    job = Job.of(trial.case(), "synthetic")
+    reference = ReferenceStep(job)
+    outcomes, passes, away = zip(
+        *pool.run(away_on_rank, job, reference.settings, world_size=job.world_size), strict=True
+    )
+    report = reference.compare(outcomes)
+    assert report.ok, str(report)
+    assert min(passes) > 0
+    assert away == passes
 
 
 @pytest.mark.parametrize("trial", UNEVEN, ids=str)

@@ -107,6 +107,12 @@ class Compute:
             else:
                 self._run[action.kind, action.pass_](action.layer, m, *chunk)
 
+    def fetch(self, action: Action) -> None:
+        """Says that an action comes next: what its backward needs of the host's memory begins to come."""
+        island = self.home.islands.get((action.kind, action.layer))
+        if island is not None and action.pass_ is Pass.B:
+            island.fetch((action.microbatch, action.chunk) if action.kind is Kind.EXPERT else action.microbatch)
+
     def loss(self) -> float:
         """This rank's terms of the loss so far; waits for the device."""
         return float(torch.stack(self.losses).double().sum()) if self.losses else 0.0

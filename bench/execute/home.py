@@ -14,6 +14,7 @@ from bench.action import Action, Kind
 from bench.case import Batch
 from bench.errors import BadInput
 from bench.execute.exchange import Deal
+from bench.execute.host_activations import HostLink
 from bench.execute.init import initialise
 from bench.execute.island import Island
 from bench.execute.parts import AttentionPart, EmbedPart, ExpertPart, HeadPart
@@ -27,6 +28,9 @@ Part = tuple[Kind, int]
 
 class Home:
     """A rank's place in the world, and the parts on it.
+
+    Args:
+        offload: whether what attention and experts keep for their backward is with the host in between.
 
     Attributes:
         replica, local, group, index: number of the replica, rank within it, its group, rank within the group.
@@ -47,6 +51,7 @@ class Home:
         seed: int,
         norm_jitter: float = 0.0,
         drawn_on: str = "host",
+        offload: bool = False,
     ) -> None:
         placement = program.plan.placement
         if not 0 <= rank < batch.num_replicas * placement.size:
@@ -63,7 +68,11 @@ class Home:
         self.parts: dict[Part, nn.Module] = dict(self._parts())
         for part in self.parts.values():
             initialise(part, seed, norm_jitter=norm_jitter, drawn_on=drawn_on)
-        self.islands = {key: Island(part) for key, part in self.parts.items()}
+        link = HostLink(device) if offload else None
+        self.islands = {
+            key: Island(part, link if key[0] in (Kind.ATTENTION, Kind.EXPERT) else None)
+            for key, part in self.parts.items()
+        }
         self._accumulating = {key: _Turn() for key in self.parts}
         self._channels: dict[Action, Channel] = {}
 

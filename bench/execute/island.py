@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from bench.execute.host_activations import Away, HostLink
 from bench.execute.wgrad import WeightGradStore
 
 
@@ -26,8 +28,9 @@ class _Flight:
     def __init__(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.inputs = inputs
         self.options = options
-        self.outputs: tuple[Tensor | None, ...] | None = None  # attached; None where forward will run again
+        self.outputs: tuple[Any, ...] | None = None  # attached tensors or edges; None where forward will run again
         self.store = WeightGradStore()
+        self.away: Away | None = None
         self.backward_done = False
 
 
@@ -39,10 +42,11 @@ class Island:
             tensors and Nones. With ``replay(outputs) -> dict`` it names keyword arguments that make a second
             forward take the same discrete decisions as the first. ``defers_weight_gradients`` False says that
             there is no pass W: the key is free after B.
+        link: with it, what F keeps for B is with the host in between, see `bench.execute.host_activations`.
     """
 
-    def __init__(self, part: nn.Module) -> None:
-        self.part = part
+    def __init__(self, part: nn.Module, link: HostLink | None = None) -> None:
+        self.part, self.link = part, link
         self._flights: dict[Hashable, _Flight] = {}
 
     def __repr__(self) -> str:
@@ -61,10 +65,18 @@ class Island:
                 outputs = self.part(*flight.inputs, **options)
             replay = getattr(self.part, "replay", None)
             flight.options |= replay(outputs) if replay is not None else {}
+        elif self.link is not None:
+            outputs = self._run_away(flight, self.link)
         else:
             outputs = self._run(flight)
         self._flights[key] = flight
         return _map_tensors(outputs, Tensor.detach)
+
+    def fetch(self, key: Hashable) -> None:
+        """Says that the key's backward comes next: what is with the host begins to come back."""
+        flight = self._flights.get(key)
+        if flight is not None and flight.away is not None:
+            flight.away.fetch()
 
     def backward(self, key: Hashable, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Pass B: input gradients only.
@@ -86,14 +98,22 @@ class Island:
         roots, grads = [], []
         for number, output in enumerate(flight.outputs):
             grad = output_grads[number] if number < len(output_grads) else None
-            if output is None or not output.requires_grad or (grad is None and output.dim() > 0):
+            if isinstance(output, GradientEdge):
+                wanted = grad is not None
+            else:
+                wanted = output is not None and output.requires_grad and (grad is not None or output.dim() == 0)
+            if not wanted:
                 continue
             roots.append(output)
             grads.append(torch.ones_like(output) if grad is None else grad)
+        self.fetch(key)
         if roots:
             torch.autograd.backward(roots, grads)
-        input_grads = tuple(value.grad if isinstance(value, Tensor) else None for value in flight.inputs)
-        flight.inputs, flight.outputs, flight.options = (), None, {}
+        if flight.away is None:
+            input_grads = tuple(value.grad if isinstance(value, Tensor) else None for value in flight.inputs)
+        else:
+            input_grads = tuple(flight.away.input_grads.get(number) for number in range(len(flight.inputs)))
+        flight.inputs, flight.outputs, flight.options, flight.away = (), None, {}, None
         flight.backward_done = True
         if not getattr(self.part, "defers_weight_gradients", True):
             del self._flights[key]
@@ -118,7 +138,7 @@ class Island:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of activations and gradients kept for the keys in flight; parameters are not counted.
+        """Bytes of activations and gradients kept on the device for the keys in flight; parameters are not counted.
 
         Walks the graphs, so this is for tests and memory reports and not for every action. Storage shared by
         several tensors counts once.
@@ -137,11 +157,32 @@ class Island:
             raise IslandError(f"{self!r}: {what} of key {key!r}, which is not in flight")
         return self._flights[key]
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that are with the host for the keys in flight."""
+        return sum(flight.away.num_bytes for flight in self._flights.values() if flight.away is not None)
+
+    def _run_away(self, flight: _Flight, link: HostLink) -> Any:
+        flight.away = Away(link, self.part.parameters())
+        inputs, flight.inputs = flight.inputs, (None,) * len(flight.inputs)
+        with torch.enable_grad(), flight.store.collect(), flight.away.keeping():
+            outputs = self.part(*flight.away.enter(inputs), **flight.options)
+        together = tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
+        flight.outputs = tuple(_edge(output) for output in together)
+        return outputs
+
     def _run(self, flight: _Flight) -> Any:
         with torch.enable_grad(), flight.store.collect():
             outputs = self.part(*flight.inputs, **flight.options)
         flight.outputs = tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
         return outputs
+
+
+def _edge(output: Tensor | None) -> Tensor | GradientEdge | None:
+    """An output's place in the graph, without its memory; a term of the loss as it is."""
+    if output is None or output.dim() == 0 or not output.requires_grad:
+        return output if output is not None and output.dim() == 0 else None
+    return get_gradient_edge(output)
 
 
 def _detached(value: Any) -> Any:
@@ -163,6 +204,9 @@ def _map_tensors(outputs: Any, function: Any) -> Any:
 def _kept(flight: _Flight) -> Iterator[Tensor]:
     yield from (value for value in (*flight.inputs, *flight.options.values()) if isinstance(value, Tensor))
     yield from flight.store.tensors()
+    if flight.away is not None:
+        yield from flight.away.here
+        return
     todo: list[Any] = []
     for output in flight.outputs or ():
         if output is not None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from bench.execute.host_state import FETCHED_BYTES, HostState
 from bench.execute.wgrad import main_grad
 
 SLICE_BYTES = 2**29
@@ -21,8 +22,10 @@ class AdamW:
     Parameters of one dimension (norms) are not decayed.
 
     Args:
-        params: the parameters of this rank.
+        params: the parameters of this rank, contiguous.
         weight_decay: decoupled; multiplied by the learning rate.
+        offload: keeps main weights and moments in the host's memory, see `bench.execute.host_state`. An fp32
+            parameter, which is its own main weight, stays where it is.
     """
 
     def __init__(
@@ -33,18 +36,31 @@ class AdamW:
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
+        offload: bool = False,
     ) -> None:
         self.params = list(params)
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.num_steps = 0
         values = [param.detach() for param in self.params]
+        self._host = HostState(values[0].device) if offload and values else None
         # Shares memory where the dtype does not change: an fp32 parameter is its own main weight.
-        self.main = [value.to(torch.promote_types(value.dtype, torch.float32)) for value in values]
+        self.main = [self._main_weight(value, torch.promote_types(value.dtype, torch.float32)) for value in values]
         self._rounded = [
             (value, main) for value, main in zip(values, self.main, strict=True) if value.dtype != main.dtype
         ]
-        self.first_moments = [torch.zeros_like(main) for main in self.main]
-        self.second_moments = [torch.zeros_like(main) for main in self.main]
+        zeros = torch.zeros_like if self._host is None else self._host.zeros_like
+        self.first_moments = [zeros(main) for main in self.main]
+        self.second_moments = [zeros(main) for main in self.main]
+
+    def _main_weight(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        if self._host is None or value.dtype == dtype:
+            return value.to(dtype)
+        return self._host.copy_of(value, dtype)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """Moments, and main weights that are not the parameters themselves."""
+        return [*self.first_moments, *self.second_moments, *(main for _, main in self._rounded)]
 
     @torch.no_grad()
     def step(self, clip_scale: float | Tensor = 1.0) -> None:
@@ -52,24 +68,42 @@ class AdamW:
         self.num_steps += 1
         if not self.params:
             return
-        beta1, beta2 = self.betas
         grads = [main_grad(param) for param in self.params]
         if isinstance(clip_scale, Tensor):
             clip_scale = clip_scale.to(grads[0].dtype)  # of another dtype it would be one kernel a parameter
         torch._foreach_mul_(grads, clip_scale)
-        torch._foreach_lerp_(self.first_moments, grads, 1 - beta1)
-        torch._foreach_mul_(self.second_moments, beta2)
-        torch._foreach_addcmul_(self.second_moments, grads, grads, 1 - beta2)
-        decayed = [main for main in self.main if main.dim() > 1]
+        if self._host is None:
+            for part in slices((self.main, grads, self.first_moments, self.second_moments), SLICE_BYTES):
+                self._update(*part)
+            self._round()
+        else:
+            self._stream(self._host, grads)
+
+    def _stream(self, host: HostState, grads: list[Tensor]) -> None:
+        """The update of state that is with the host; parameters of lower precision are rounded on the way."""
+        values = [param.detach() for param in self.params]
+        on_host = self._rounded != []
+        assert len(self._rounded) in (0, len(values))
+        cut = list(slices((self.main, grads, self.first_moments, self.second_moments, values), FETCHED_BYTES))
+        state = [[first, second, *([main] if on_host else [])] for main, _, first, second, _ in cut]
+        for here, (main, grad, _, _, value) in zip(host.through(state), cut, strict=True):
+            self._update(here[2] if on_host else main, grad, here[0], here[1])
+            if on_host:
+                torch._foreach_copy_(value, here[2])
+
+    def _update(self, main: list[Tensor], grads: list[Tensor], first: list[Tensor], second: list[Tensor]) -> None:
+        """Of some elements; all lists on the device."""
+        beta1, beta2 = self.betas
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
+        decayed = [each for each in main if each.dim() > 1]
         if decayed and self.weight_decay:
             torch._foreach_mul_(decayed, 1 - self.lr * self.weight_decay)
-        for main, first_moments, second_moments in slices((self.main, self.first_moments, self.second_moments)):
-            denominators = torch._foreach_sqrt(second_moments)
-            torch._foreach_div_(denominators, math.sqrt(1 - beta2**self.num_steps))
-            torch._foreach_add_(denominators, self.eps)
-            torch._foreach_addcdiv_(main, first_moments, denominators, -self.lr / (1 - beta1**self.num_steps))
-            del denominators  # before the next slice takes its own
-        self._round()
+        denominators = torch._foreach_sqrt(second)
+        torch._foreach_div_(denominators, math.sqrt(1 - beta2**self.num_steps))
+        torch._foreach_add_(denominators, self.eps)
+        torch._foreach_addcdiv_(main, first, denominators, -self.lr / (1 - beta1**self.num_steps))
 
     @torch.no_grad()
     def restore(self, num_steps: int) -> None:
@@ -88,21 +122,23 @@ class AdamW:
             torch._foreach_zero_([main_grad(param) for param in self.params])
 
 
-def slices(alike: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
-    """Views of several lists of tensors of the same shapes, in slices of at most `SLICE_BYTES` of each list.
+def slices(alike: Sequence[Sequence[Tensor]], limit: int) -> Iterator[list[list[Tensor]]]:
+    """Views of several lists of contiguous tensors of the same shapes, in slices of at most `limit` bytes of the first.
 
-    A tensor is cut between rows of its first dimension; a single row may be larger than a slice.
+    Where a tensor is cut, the pieces are one row of a matrix, or of a vector if it is one.
     """
     parts: list[list[Tensor]] = [[] for _ in alike]
     taken = 0
     for tensors in zip(*alike, strict=True):
-        size = tensors[0].numel() * tensors[0].element_size()
-        rows = tensors[0].shape[0] if tensors[0].dim() else 1
-        rows_a_slice = max(1, SLICE_BYTES * rows // max(size, 1))
-        cut = [tensor.split(rows_a_slice) if tensor.dim() else (tensor,) for tensor in tensors]
+        size = tensors[0].element_size()
+        if tensors[0].dim() and tensors[0].numel() * size > limit:
+            flat = [tensor.view(1, -1) if tensor.dim() > 1 else tensor for tensor in tensors]
+            cut = [tensor.split(max(1, limit // size), dim=-1) for tensor in flat]
+        else:
+            cut = [(tensor,) for tensor in tensors]
         for pieces in zip(*cut, strict=True):
-            piece_bytes = pieces[0].numel() * pieces[0].element_size()
-            if taken and taken + piece_bytes > SLICE_BYTES:
+            piece_bytes = pieces[0].numel() * size
+            if taken and taken + piece_bytes > limit:
                 yield parts
                 parts, taken = [[] for _ in alike], 0
             for part, piece in zip(parts, pieces, strict=True):

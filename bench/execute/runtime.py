@@ -40,6 +40,7 @@ class Worker:
         routing: experts to take instead of the router's choice, whose weights are the router's all the same.
         timeout_s: how long a step may take.
         norm_jitter, drawn_on: see `init.initialise`.
+        offload: see `Home`.
     Raises BadInput for a plan that is only modelled, a batch that is not the program's, or a rank too large.
 
     Attributes:
@@ -63,6 +64,7 @@ class Worker:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         norm_jitter: float = 0.0,
         drawn_on: str = "host",
+        offload: bool = False,
     ) -> None:
         _require_executable(program, batch)
         self.program, self.batch, self.rank, self.device = program, batch, rank, device
@@ -77,6 +79,7 @@ class Worker:
             seed=seed,
             norm_jitter=norm_jitter,
             drawn_on=drawn_on,
+            offload=offload,
         )
         self.streams = Streams(device, [s for group, s in program.queues if group == self.home.group.name])
         self.step_number = 0

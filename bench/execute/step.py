@@ -129,6 +129,8 @@ class Step:
         self.starts[k] = self.streams.mark()
         match Op(self.program.op[k]):
             case Op.COMPUTE:
+                if k + 1 in self.endings and self.program.op[k + 1] == Op.COMPUTE:
+                    self.compute.fetch(self.program.action(k + 1))
                 self.compute.run(self.program.action(k))
             case Op.SYNC if self.hooks is not None:
                 self.hooks.sync(self.worker)

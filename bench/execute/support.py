@@ -36,7 +36,7 @@ def _refused(model: Model) -> list[tuple[str, object, str]]:
 
 def require_executable(layout: Layout) -> None:
     """Raises BadInput for the first layout field that is modelled only."""
-    for field in ("tp", "cp", "offload", "ranks_over_nodes"):
+    for field in ("tp", "cp", "ranks_over_nodes"):
         value, only = getattr(layout, field), Layout.model_fields[field].default
         if value != only:
             raise BadInput(f"layout.{field}", value, f"{only} to execute: anything else is simulated only")

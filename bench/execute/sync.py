@@ -68,8 +68,9 @@ class OptimizerSettings:
         """Learning rate of a step, counted from 0."""
         return self.lr * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else self.lr
 
-    def adamw(self, params: Iterable[Tensor]) -> AdamW:
-        return AdamW(params, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+    def adamw(self, params: Iterable[Tensor], *, offload: bool = False) -> AdamW:
+        decay = self.weight_decay
+        return AdamW(params, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=decay, offload=offload)
 
 
 def replicated_ranks(placement: Placement, num_replicas: int, group: str) -> Ranks:
@@ -176,6 +177,7 @@ class GradientSync:
         parts: the parts of the model that this rank holds, in an order on which the ranks of its group agree.
         rank: global rank.
         shard_state: whether the ranks of a set share the optimizer's state out among them.
+        offload: whether it lives with the host, see `AdamW`.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class GradientSync:
         *,
         device: torch.device,
         shard_state: bool = True,
+        offload: bool = False,
     ) -> None:
         self.settings, self.device = settings, device
         for ranks in parameter_sets(placement, num_replicas):
@@ -203,7 +206,7 @@ class GradientSync:
             for params, ranks in ((others, everywhere), (routed, copies))
             if params
         ]
-        self.optimizer = settings.adamw(piece for flat in self.flats for piece in flat.pieces)
+        self.optimizer = settings.adamw((piece for flat in self.flats for piece in flat.pieces), offload=offload)
         self.norm = torch.zeros((), dtype=torch.float64, device=device)
         if device.type == "cuda":
             self._connect()
@@ -220,11 +223,8 @@ class GradientSync:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of moments, and of main weights that are not the parameters themselves, on this rank."""
-        adamw = self.optimizer
-        state = [*adamw.first_moments, *adamw.second_moments]
-        state += [main for main, piece in zip(adamw.main, adamw.params, strict=True) if main.dtype != piece.dtype]
-        return sum(tensor.nbytes for tensor in state)
+        """Bytes of moments, and of main weights that are not the parameters, on this rank or with its host."""
+        return sum(tensor.nbytes for tensor in self.optimizer.state)
 
     def sync(self) -> None:
         """Action SYNC: sums this rank's gradients over the ranks that hold the same parameters."""

@@ -131,6 +131,7 @@ class RankTrainer:
             timeout_s=timeout_s,
             norm_jitter=norm_jitter,
             drawn_on=job.weights,
+            offload=job.case.layout.offloads_activations,
         )
         if self.worker.transport.occupies_gpu:
             warm_up(self.worker, self._sequences(0))
@@ -142,6 +143,7 @@ class RankTrainer:
             settings,
             device=device,
             shard_state=job.case.layout.shard_state,
+            offload=job.case.layout.offloads_state,
         )
 
     def step(self, number: int, *, keep_expert_ids: bool = False) -> StepResult:

@@ -110,13 +110,14 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, compute_dtype: torch.dtype, store: WeightGradStore | None
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.store, ctx.compute_dtype = store, compute_dtype
+        ctx.save_for_backward(x)
+        # The parameter itself, which has its gradient's buffer: what is saved may come back as another tensor.
+        ctx.weight, ctx.store, ctx.compute_dtype = weight, store, compute_dtype
         return functional.linear(x.to(compute_dtype), weight.to(compute_dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
-        x, weight = ctx.saved_tensors
+        (x,), weight = ctx.saved_tensors, ctx.weight
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = (grad @ weight.to(ctx.compute_dtype)).to(x.dtype)
@@ -171,15 +172,15 @@ class _GroupedLinear(torch.autograd.Function):
         store: WeightGradStore | None,
     ) -> Tensor:
         x = x.contiguous()
-        ctx.save_for_backward(x, weight, offsets)
-        ctx.store, ctx.counts = store, counts
+        ctx.save_for_backward(x, offsets)
+        ctx.weight, ctx.store, ctx.counts = weight, store, counts
         if x.shape[0] == 0:
             return x.new_zeros(0, weight.shape[1])
         return functional.grouped_mm(x, weight.transpose(-2, -1), offs=offsets)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        x, weight, offsets = ctx.saved_tensors
+        (x, offsets), weight = ctx.saved_tensors, ctx.weight
         if x.shape[0] == 0:
             return torch.zeros_like(x), None, None, None, None
         grad = grad.contiguous()  # grouped_mm refuses expanded gradients

@@ -23,7 +23,7 @@ _WHY = {
     Held.FORWARD: "activations of {}, until their backward",
     Held.BACKWARD: "activations of {}, until their weight gradients",
     Held.AGAIN: "activations of {}, computed once more",
-    WORKING: "activations of {}, computed again for this action",
+    WORKING: "activations of {}, held for this action alone",
     Held.SENT: "buffers of messages to send",
     Held.RECEIVED: "buffers of messages received",
 }
@@ -170,7 +170,7 @@ def _values(
 ) -> _Values:
     """All values that a rank holds at some time."""
     lives = program.lifetimes
-    again = np.flatnonzero(program.op == Op.COMPUTE) if costs.recompute != "none" else np.zeros(0, dtype=np.int64)
+    again = np.flatnonzero(program.op == Op.COMPUTE) if costs.has_working_bytes else np.zeros(0, dtype=np.int64)
     first, last = np.concatenate([lives.first, again]), np.concatenate([lives.last, again])
     why = np.concatenate([lives.held.astype(np.int64), np.full(len(again), WORKING)])
     mine = program.group[first] == group

@@ -10,6 +10,9 @@ def require_native(case: Case) -> None:
     for field, value in (("mla", model.mla), ("window_pattern", model.window_pattern)):
         if value:
             raise BadInput(f"model.{field}", value, "none to run megatron-core itself")
+    if case.layout.offload != "none":
+        allowed = "none to run megatron-core itself: its own offload updates on the host"
+        raise BadInput("layout.offload", case.layout.offload, allowed)
     if model.router_score == "sigmoid" and model.top_k > 1 and not model.router_normalize:
         allowed = "true to run megatron-core itself: it always normalises several sigmoid scores"
         raise BadInput("model.router_normalize", False, allowed)

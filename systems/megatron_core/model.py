@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from bench.case import Layout
 from bench.execute.init import draw
 from bench.execute.parts.linear import MegatronLinear
-from bench.execute.parts.megatron import RotarySDPA
+from bench.execute.parts.megatron import RotarySDPA, transformer_config
 from bench.models import Model
 from systems.baselines.colocated import chunks_of_layers
 
@@ -60,35 +59,16 @@ _ENDS = {
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
-def transformer_config(model: Model, layout: Layout, dtype: torch.dtype, **more: Any) -> TransformerConfig:
+def full_config(model: Model, layout: Layout, dtype: torch.dtype, **more: Any) -> TransformerConfig:
     """megatron-core's configuration of a model and a layout; `more` are fields of it."""
     softmax = model.router_score == "softmax"
     whole = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return TransformerConfig(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        num_attention_heads=model.num_heads,
-        num_query_groups=model.num_kv_heads,
-        kv_channels=model.head_dim,
-        ffn_hidden_size=model.dense_hidden_size or model.expert_hidden_size,
-        normalization="RMSNorm",
-        layernorm_epsilon=model.norm_eps,
-        qk_layernorm=model.qk_norm,
-        add_bias_linear=False,
-        gated_linear_unit=True,
-        activation_func=functional.silu,
-        use_te_activation_func=True,  # take the activation that the layer spec names
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        bias_activation_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        perform_initialization=False,
+    return transformer_config(
+        model,
+        dtype,
         use_cpu_initialization=False,
-        cuda_graph_scope=[],
-        params_dtype=dtype,
+        use_te_activation_func=True,  # take the activation that the layer spec names
         pipeline_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
         num_moe_experts=model.num_experts,
         moe_layer_freq=[0] * model.num_dense_layers + [1] * (model.num_layers - model.num_dense_layers),
         moe_ffn_hidden_size=model.expert_hidden_size,

@@ -21,7 +21,7 @@ from bench.execute.shards import Shard
 from bench.execute.sync import OptimizerSettings
 from bench.execute.trainer import NativeStep
 from systems.megatron_core.cpu import running_on
-from systems.megatron_core.model import build_chunks, global_views, initialise, transformer_config
+from systems.megatron_core.model import build_chunks, full_config, global_views, initialise
 from systems.megatron_core.parts import Choices, Experts, Router
 from systems.megatron_core.state import after_loading, state_shards
 
@@ -70,7 +70,7 @@ class MegatronTrainer:
         self.replica = parallel_state.get_expert_data_parallel_rank()
         self.rank = (self.replica * layout.pp + stage) * layout.ep + self.index
         self._first_expert = self.index * (model.num_experts // layout.ep)
-        config = transformer_config(
+        config = full_config(
             model,
             layout,
             job.dtype,

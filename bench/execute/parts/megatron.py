@@ -62,8 +62,8 @@ class SoloGroup:
         return 0
 
 
-def transformer_config(model: Model, dtype: torch.dtype) -> TransformerConfig:
-    """The fields of megatron-core's configuration that its attention and norms read."""
+def transformer_config(model: Model, dtype: torch.dtype, **more: Any) -> TransformerConfig:
+    """megatron-core's configuration of a model: what its attention and norms read, and `more` of its fields."""
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -85,8 +85,8 @@ def transformer_config(model: Model, dtype: torch.dtype) -> TransformerConfig:
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         perform_initialization=False,
-        use_cpu_initialization=True,
         cuda_graph_scope=[],
+        **more,
     )
 
 
@@ -131,7 +131,7 @@ class RotarySDPA(nn.Module):
 
 def rms_norm(model: Model, width: int, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """A norm whose weight gradient is accumulated in pass B: it is a sum over rows, not a GEMM."""
-    config = transformer_config(model, dtype)
+    config = transformer_config(model, dtype, use_cpu_initialization=True)
     norm: nn.Module = WrappedTorchNorm(config=config, hidden_size=width, eps=model.norm_eps)
     return _settled(norm, device, dtype)
 
@@ -142,7 +142,7 @@ def self_attention(model: Model, layer: int, *, device: torch.device, dtype: tor
     solo = SoloGroup()
     with torch.device(device):
         attention = SelfAttention(
-            config=transformer_config(model, dtype),
+            config=transformer_config(model, dtype, use_cpu_initialization=True),
             submodules=SelfAttentionSubmodules(
                 linear_qkv=MegatronLinear,
                 core_attention=partial(RotarySDPA, model=model, window=model.window(layer)),
