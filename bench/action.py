@@ -6,9 +6,9 @@ Long queues are kept as one int64 column of packed codes (`pack`, `unpack`); an 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,8 @@ _WORD = {
     Kind.UPDATE: "update",
 }
 _KIND = {word: kind for kind, word in _WORD.items()}
-_TEXT = re.compile(r"([a-z]+)(?::([FBWR])(\d+)\.(\d+)(?:\.(\d+))?)?")
+_NUMBER = "(0|[1-9][0-9]*)"
+_TEXT = re.compile(rf"([a-z]+)(?::([FBWR]){_NUMBER}\.{_NUMBER}(?:\.([1-9][0-9]*))?)?")
 
 # Bits of the packed code, lowest first.
 _KIND_BITS, _PASS_BITS, _LAYER_BITS, _CHUNK_BITS = 5, 2, 14, 10
@@ -71,6 +72,45 @@ MAX_CHUNKS = 1 << _CHUNK_BITS
 LAYER_STEP = 1 << (_KIND_BITS + _PASS_BITS)
 MICROBATCH_STEP = 1 << (_KIND_BITS + _PASS_BITS + _LAYER_BITS + _CHUNK_BITS)
 """What a code grows by from one layer, or micro-batch, to the next."""
+
+
+_LIMITS = {
+    "kind": len(Kind),
+    "pass": len(Pass),
+    "layer": 1 << _LAYER_BITS,
+    "micro-batch": 1 << 32,
+    "chunk": MAX_CHUNKS,
+}
+"""The parts of an action in their order, and the first number that is too large for each."""
+_MAX_DIGITS = 18  # longer ones are no number of anything here
+
+
+class BadPlan(BadInput):
+    """A plan, or a part of one, that is none whatever the case; `actions` are those at fault."""
+
+    actions: tuple["Action", ...] = ()
+
+
+class BadAction(BadPlan):
+    """Something that stands where an action has to, with a part that is none of its kind's numbers.
+
+    Args:
+        part: which one, "" where it is no action at all.
+        place: where it stands among those that were given, from 0.
+        action: what `actions` has.
+        queue: group and stream, where they are known.
+    """
+
+    def __init__(
+        self, part: str, value: object, place: int, allowed: str, action: "Action | None" = None, queue: str = ""
+    ) -> None:
+        super().__init__(" ".join(filter(None, ["queue", queue, f"[{place}]{part and f': {part}'}"])), value, allowed)
+        self.actions = () if action is None else (action,)
+        self._told = part, value, place, allowed, action
+
+    def of_queue(self, group: str, stream: str) -> "BadAction":
+        """The same, with the queue."""
+        return BadAction(*self._told, queue=f"{group} {stream}")
 
 
 class Action(NamedTuple):
@@ -97,17 +137,44 @@ class Action(NamedTuple):
             raise BadInput("action", text, f"kind:PASSlayer.microbatch[.chunk] with kind one of {', '.join(_KIND)}")
         if kind in END_OF_STEP:
             return cls(kind)
-        return cls(kind, Pass[match[2]], int(match[3]), int(match[4]), int(match[5] or 0))
+        numbers = (match[3], match[4], match[5] or "0")
+        for part, digits in zip(("layer", "micro-batch", "chunk"), numbers, strict=True):
+            if len(digits) > _MAX_DIGITS or int(digits) >= _LIMITS[part]:
+                raise BadInput("action", text, f"{part}: {_allowed(part)}")
+        return cls(kind, Pass[match[2]], *map(int, numbers))
 
     @property
     def word(self) -> str:
         return _WORD[self.kind]
 
 
+def _allowed(part: str) -> str:
+    return {"kind": "a Kind", "pass": "a Pass"}.get(part) or f"a whole number from 0 to {_LIMITS[part] - 1}"
+
+
 def pack(actions: Iterable[Action]) -> Codes:
-    """Actions as one int64 column."""
-    columns = np.array([tuple(action) for action in actions], dtype=np.int64).reshape(-1, 5)
+    """Actions as one int64 column. Raises BadAction for the first that is none."""
+    given = list(actions)
+    try:
+        columns = np.array([tuple(action) for action in given] or np.empty((0, 5), dtype=np.int64))
+        found = columns.dtype == np.int64 and columns.shape[1] == len(_LIMITS)
+        found = found and not (columns < 0).any() and not (columns >= list(_LIMITS.values())).any()
+    except (TypeError, ValueError, OverflowError):  # not sequences, or not all of one length, or of huge numbers
+        found = False
+    if not found:
+        raise _bad_action(given)
     return pack_columns(*columns.T)
+
+
+def _bad_action(given: Sequence[Any]) -> BadInput:
+    """What to say of the first of these that is no action."""
+    for place, action in enumerate(given):
+        if not isinstance(action, tuple) or len(action) != len(_LIMITS):
+            return BadAction("", action, place, f"an Action: {', '.join(_LIMITS)}")
+        for (part, limit), value in zip(_LIMITS.items(), action, strict=True):
+            if not isinstance(value, int | np.integer) or not 0 <= value < limit:
+                return BadAction(part, value, place, _allowed(part), Action(*action))
+    return BadInput("actions", given[:1], "whole numbers in every part")
 
 
 def pack_columns(kind: Codes, pass_: Codes, layer: Codes, microbatch: Codes, chunk: Codes) -> Codes:

@@ -134,17 +134,22 @@ def _missing(plan: Plan, missing: list[Action]) -> PlanError:
 
 def _neighbour(plan: Plan, action: Action, home: str) -> tuple[tuple[str, str], ActionColumn, int] | None:
     """Where the action of its group stands that has most in common with one that is missing; None without any."""
-    best, found = 0, None
+    best, found = 0.0, None
+    moves = action.kind in TRANSFERS
     for key, queue in plan.queues.items():
-        if key[0] != home:
+        if key[0] != home or not len(queue):
             continue
         columns = unpack(queue.codes)
-        # Another pass of the same part and micro-batch first, then anything of that layer and micro-batch, then others.
-        alike = 4 * ((columns.layer == action.layer) & (columns.microbatch == action.microbatch)).astype(int)
-        alike += 2 * (columns.kind == action.kind) + (columns.pass_ == action.pass_)
-        place = int(alike.argmax()) if len(alike) else 0
-        if len(alike) and alike[place] > best:
-            best, found = int(alike[place]), (key, queue, place)
+        kind, pass_ = columns.kind == action.kind, columns.pass_ == action.pass_
+        away = abs(columns.microbatch - action.microbatch)
+        siblings = kind & pass_ & (columns.layer == action.layer)
+        # Of a part another pass, of a transfer what goes with it: first that of its layer and micro-batch, then the
+        # same of the nearest micro-batch; a transfer in the stream that has its like.
+        alike = 4 * ((columns.layer == action.layer) & (away == 0)) + (kind + 4 * pass_ if moves else 2 * kind + pass_)
+        alike = alike + siblings / (2 + away) + 8 * (moves and siblings.any())
+        place = int(alike.argmax())
+        if alike[place] > best:
+            best, found = float(alike[place]), (key, queue, place)
     return found
 
 

@@ -1,5 +1,6 @@
 """Several systems on one model, cluster and workload: tuned alike, simulated, and run alike on this machine."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.evaluate import CostModel, nothing_fits, predicted_trial, tuned_trial
-from bench.loading import PythonFile, WrittenPlan
+from bench.loading import WrittenPlan
 from bench.placement import Placement
 from bench.predict import GIB, Prediction, predict
 from bench.system import get_system, systems
@@ -139,17 +140,9 @@ def compare(
             found.append(Compared(label, predicted_trial(given, costs), given))
             continue
         tuned = tune(spec, costs.values, budget=budget, progress=advance)
-        _raise_fault(spec.system)
         fault = nothing_fits(tuned, costs) if tuned.best is None else None
         found.append(Compared(label, tuned_trial(tuned, costs, (), budget), tuned.best, _refusals(tuned), fault))
     return found
-
-
-def _raise_fault(name: str) -> None:
-    """A search passes over layouts that are refused; a fault of somebody's own schedule has to be seen."""
-    system = get_system(name)
-    if isinstance(system, PythonFile | WrittenPlan) and system.fault is not None:
-        raise system.fault
 
 
 def _refusals(tuned: TuneResult) -> tuple[tuple[str, int], ...]:
@@ -177,6 +170,18 @@ def described(entry: Compared) -> dict[str, Any]:
         "trial": entry.trial.name,
         "command": entry.trial.command,
     }
+
+
+def sequences_for(names: Sequence[str], ranks: int, at_least: int) -> int:
+    """Sequences of a batch that all systems can be run on beside each other: what a plan in a text is written for fits.
+
+    Raises BadInput for a plan of more ranks than there are.
+    """
+    written = [system for system in map(get_system, names) if isinstance(system, WrittenPlan)]
+    for system in written:
+        if system.written.placement.size > ranks:
+            raise BadInput("ranks", ranks, f"{system.written.placement.size} or more, the ranks of {system.name}")
+    return math.lcm(at_least, *(system.sequences_a_round for system in written))
 
 
 def trying_layout(spec: CaseSpec) -> Layout:
@@ -210,8 +215,9 @@ def _possible(spec: CaseSpec) -> Iterator[Layout]:
             seen.add(layout)
             try:
                 system.plan(spec.with_layout(layout))
-            except BadInput:
-                _raise_fault(spec.system)
+            except BadInput as error:
+                if error.fault:
+                    raise
                 continue
             yield layout
 

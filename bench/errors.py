@@ -18,6 +18,9 @@ class BadInput(ValueError):  # noqa: N818 - named for what it says of the input
         allowed: what would have been accepted, in words.
     """
 
+    fault = False
+    """Whether it is a fault of somebody's own schedule: a search passes over what is refused, never over a fault."""
+
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
         self.value = value

@@ -8,11 +8,15 @@ goes in direction m % 2, and what direction 0 has on group g of G, direction 1 h
 G - 1 - g hold the same parts, each its own copy.
 """
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bench.action import Kind
 from bench.errors import BadInput
+
+SHARED_ON = ("attention", "expert")
+_GROUP = re.compile(r"(\S+) = ([0-9]{1,9})\.\.([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,10 @@ class Group:
 
     @classmethod
     def parse(cls, text: str) -> "Group":
-        try:
-            name, span = text.split(" = ")
-            first, last = (int(word) for word in span.split(".."))
-        except ValueError:
-            raise BadInput("group", text, "NAME = FIRST..LAST") from None
-        return cls(name, first, last - first + 1)
+        match = _GROUP.fullmatch(text)
+        if match is None:
+            raise BadInput("group", text, "NAME = FIRST..LAST")
+        return cls(match[1], int(match[2]), int(match[3]) - int(match[2]) + 1)
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,14 @@ class Placement:
         return self.join[layer] != self.pipeline_ends[layer + 1]
 
     def validate(self) -> None:
-        """Raises BadInput where groups overlap, leave gaps, hold different sequences or have no mirror image."""
+        """Raises BadInput where groups overlap, leave gaps, hold different sequences or have no mirror image, or a
+        layer has no home.
+        """
+        layers = {"attention": len(self.attention), "expert": len(self.expert), "join": len(self.join)}
+        if len(set(layers.values())) != 1:
+            raise BadInput("placement", layers, "a home of attention, of experts (None: dense) and of join a layer")
+        if self.shared_on not in SHARED_ON:
+            raise BadInput("placement.shared_on", self.shared_on, " or ".join(SHARED_ON))
         expected = 0
         for group in self.groups:
             if group.first != expected or group.size < 1:

@@ -15,13 +15,14 @@ in a queue of the group that sends; where it stands in the ``compute`` stream it
 it has arrived (a serial all-to-all), in any other stream it does not.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
 import numpy as np
 
-from bench.action import MAX_CHUNKS, Action, Codes, pack, view
+from bench.action import MAX_CHUNKS, Action, BadPlan, Codes, pack, view
 from bench.errors import BadInput
 from bench.placement import Group, Placement
 
@@ -33,11 +34,19 @@ COPIES = ("expert", "rank", "node")
 RECOMPUTE = ("none", "full", "redispatch")
 
 
+def obstacles(traits: Iterable[str]) -> tuple[str, ...]:
+    """Those that keep a plan from being executed."""
+    return tuple(trait for trait in traits if trait not in EXECUTABLE_TRAITS)
+
+
 class ActionColumn(Sequence[Action]):
     """A queue: one int64 column of packed codes; indexing and iterating give `Action` views."""
 
     def __init__(self, codes: Codes) -> None:
-        self.codes = np.asarray(codes, dtype=np.int64)
+        given = np.asarray(codes)
+        if given.ndim != 1 or (len(given) and given.dtype.kind != "i"):
+            raise BadPlan("plan.queue", codes, "a column of codes, as ActionColumn.of(actions) makes one")
+        self.codes = given.astype(np.int64, copy=False)
         self.codes.setflags(write=False)
 
     @classmethod
@@ -95,24 +104,26 @@ class Plan:
             ("recompute", self.recompute, RECOMPUTE),
         ):
             if value not in allowed:
-                raise BadInput(f"plan.{name}", value, " or ".join(allowed))
-        if not 1 <= self.num_microbatches < 1 << 20:
-            raise BadInput("plan.microbatches", self.num_microbatches, "1 to 1048575")
+                raise BadPlan(f"plan.{name}", value, " or ".join(allowed))
+        if not isinstance(self.num_microbatches, int | np.integer) or not 1 <= self.num_microbatches < 1 << 20:
+            raise BadPlan("plan.microbatches", self.num_microbatches, "a whole number, 1 to 1048575")
         if self.num_microbatches % self.directions:
-            raise BadInput("plan.microbatches", self.num_microbatches, "an even number, for two directions")
+            raise BadPlan("plan.microbatches", self.num_microbatches, "an even number, for two directions")
         if not 1 <= self.chunks <= MAX_CHUNKS:
-            raise BadInput("plan.chunks", self.chunks, f"1 to {MAX_CHUNKS}")
+            raise BadPlan("plan.chunks", self.chunks, f"1 to {MAX_CHUNKS}")
         for trait in self.traits:
             if trait not in TRAITS:
-                raise BadInput("plan.traits", trait, ", ".join(TRAITS))
-        for group, _ in self.queues:
+                raise BadPlan("plan.traits", trait, ", ".join(TRAITS))
+        for (group, _), queue in self.queues.items():
             if group not in self.placement.by_name:
-                raise BadInput("plan.queue", group, f"a group: {', '.join(self.placement.by_name)}")
+                raise BadPlan("plan.queue", group, f"a group: {', '.join(self.placement.by_name)}")
+            if not isinstance(queue, ActionColumn):
+                raise BadPlan("plan.queue", type(queue).__name__, "an ActionColumn, as ActionColumn.of(actions) makes")
 
     @property
     def obstacles(self) -> tuple[str, ...]:
         """Traits that keep it from being executed."""
-        return tuple(trait for trait in self.traits if trait not in EXECUTABLE_TRAITS)
+        return obstacles(self.traits)
 
     @property
     def num_actions(self) -> int:
@@ -138,15 +149,12 @@ class Plan:
         return _PlanReader(text).read()
 
 
-def _homes(placement: Placement) -> list[tuple[str, tuple[str, ...]]]:
-    return [
-        ("embed", (placement.embed,)),
-        ("attention", placement.attention),
-        ("expert", tuple(name or "-" for name in placement.expert)),
-        ("join", placement.join),
-        ("head", (placement.head,)),
-        ("shared", (placement.shared_on,)),
-    ]
+def _homes(placement: Placement) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The words of `_HOMES` and their names."""
+    experts = tuple(name or "-" for name in placement.expert)
+    at = placement
+    names = ((at.embed,), at.attention, experts, at.join, (at.head,), (at.shared_on,))
+    return zip(_HOMES, names, strict=True)
 
 
 class _PlanReader:
@@ -159,6 +167,7 @@ class _PlanReader:
         self.groups: list[Group] = []
         self.homes: dict[str, list[str]] = {}
         self.queues: dict[tuple[str, str], list[Action]] = {}
+        self.key = ("", "")
         self.queue: list[Action] | None = None
 
     def read(self) -> Plan:
@@ -169,34 +178,60 @@ class _PlanReader:
                 try:
                     self._line(words)
                 except BadInput as error:
-                    raise self._bad(f"{error.field} {error.value!r}", str(error.allowed)) from None
-        missing = [word for word, _ in _homes(_NO_PLACEMENT) if word not in self.homes]
+                    raise self._bad(error.value, error.allowed, error.field) from None
+        missing = [word for word in _HOMES if word not in self.homes]
         if not self.head or missing:
             raise self._bad("end of text", f"a 'plan' line and 'home' lines for {', '.join(missing) or 'every part'}")
         return self._plan()
 
-    def _bad(self, value: str, allowed: str) -> BadInput:
-        return BadInput(f"plan text, line {self.number}", value, allowed)
+    def _bad(self, value: object, allowed: str, field: str = "") -> BadInput:
+        where = f"plan text, line {self.number}"
+        return BadInput(where if not field else f"{where}: {field}", value, allowed)
 
     def _line(self, words: list[str]) -> None:
         match words[0]:
-            case "plan" if len(words) >= 2 and all("=" in word for word in words[2:]):
-                self.head = {"system": words[1], **dict(word.split("=", 1) for word in words[2:])}
-                unknown = self.head.keys() - {"system", "microbatches", "copies", "recompute", "traits", *_COUNTS}
-                numbers = (self.head.get("microbatches", ""), *(self.head.get(word, "1") for word in _COUNTS))
-                if unknown or not all(number.isdigit() for number in numbers):
-                    allowed = "plan SYSTEM microbatches=N [copies=] [recompute=] [chunks=N] [directions=N] [traits=]"
-                    raise self._bad(" ".join(words), allowed)
+            case "plan":
+                self._head(words)
             case "group":
                 self.groups.append(Group.parse(" ".join(words[1:])))
-            case "home" if len(words) > 2:
-                self.homes[words[1]] = words[2:]
+            case "home":
+                self._home(words)
             case "queue" if len(words) == 3:
-                self.queue = self.queues.setdefault((words[1], words[2]), [])
+                self.key = words[1], words[2]
+                self.queue = self.queues.setdefault(self.key, [])
             case _ if self.queue is not None:
-                self.queue.extend(Action.parse(word) for word in words)
+                self._actions(words, self.queue)
             case _:
-                raise self._bad(" ".join(words), "plan, group, home, queue, or actions after a queue line")
+                raise BadInput("words", " ".join(words), "plan, group, home, queue, or actions after a queue line")
+
+    def _head(self, words: list[str]) -> None:
+        found = {
+            "system": words[1] if len(words) > 1 else "",
+            **dict(word.split("=", 1) for word in words[2:] if "=" in word),
+        }
+        counts = [found.get("microbatches", ""), *(found.get(word, "1") for word in _COUNTS)]
+        known = {"system", "microbatches", "copies", "recompute", "traits", *_COUNTS}
+        whole = len(found) == len(words) - 1 and found.keys() <= known and "=" not in found["system"]
+        if self.head or not whole or not all(_COUNT.fullmatch(count) for count in counts):
+            allowed = "once: plan SYSTEM microbatches=N [copies=] [recompute=] [chunks=N] [directions=N] [traits=]"
+            raise BadInput("head", " ".join(words), allowed)
+        self.head = found
+
+    def _home(self, words: list[str]) -> None:
+        part, *names = words[1:] or [""]
+        if part not in _HOMES or part in self.homes:
+            raise BadInput("home", part, f"each once: {', '.join(_HOMES)}")
+        if not names or (part in _ONE_HOME and len(names) != 1):
+            raise BadInput(f"home {part}", " ".join(names), "one name" if part in _ONE_HOME else "a name a layer")
+        self.homes[part] = names
+
+    def _actions(self, words: list[str], queue: list[Action]) -> None:
+        for word in words:
+            try:
+                queue.append(Action.parse(word))
+            except BadInput as error:
+                at = f"queue {' '.join(self.key)} [{len(queue)}]"
+                raise BadInput(f"{at}: {error.field}", error.value, error.allowed) from None
 
     def _plan(self) -> Plan:
         homes = self.homes
@@ -224,4 +259,6 @@ class _PlanReader:
 
 
 _COUNTS = ("chunks", "directions")
-_NO_PLACEMENT = Placement((), "", "", (), (), ())
+_COUNT = re.compile("[1-9][0-9]{0,8}")
+_HOMES = ("embed", "attention", "expert", "join", "head", "shared")
+_ONE_HOME = ("embed", "head", "shared")

@@ -1,5 +1,6 @@
 """The file that a new system starts from: the project's own smallest system under another name."""
 
+import ast
 import keyword
 import re
 from importlib.util import find_spec
@@ -8,7 +9,6 @@ from pathlib import Path
 from bench.errors import BadInput
 
 TEMPLATE = "systems.template"
-NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
 def write_system(name: str, path: Path | None = None) -> Path:
@@ -16,13 +16,12 @@ def write_system(name: str, path: Path | None = None) -> Path:
 
     Raises BadInput for a name that is none or is taken, or a file that exists or cannot be written.
     """
-    from bench.system import systems
+    from bench.system import require_name
 
     target = Path(f"{name.replace('-', '_')}.py") if path is None else path
-    if not NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise BadInput("name", name, "lower-case letters, digits and hyphens, beginning with a letter")
-    if name in systems():
-        raise BadInput("name", name, f"a name that is not taken; taken are {', '.join(systems())}")
+    require_name("name", name)
+    if keyword.iskeyword(name) or _class_word(name) in _imported():
+        raise BadInput("name", name, f"another: the file needs the names {', '.join(_imported())}, and Python its own")
     if target.suffix != ".py":
         raise BadInput("out", str(target), "a name that ends in .py")
     try:
@@ -37,12 +36,25 @@ def write_system(name: str, path: Path | None = None) -> Path:
 
 def starting_text(name: str) -> str:
     """The template's source with `name` in place of its own."""
-    found = find_spec(TEMPLATE)
-    assert found is not None and found.origin is not None
-    text = Path(found.origin).read_text(encoding="utf-8")
-    words = "".join(word.capitalize() for word in re.split("[-_]", name))
     return (
-        text.replace("class Template", f"class {words}")
+        _template()
+        .replace("class Template", f"class {_class_word(name)}")
         .replace('"template"', f'"{name}"')
         .replace("`template`", f"`{name}`")
     )
+
+
+def _class_word(name: str) -> str:
+    return "".join(word.capitalize() for word in re.split("[-_]", name))
+
+
+def _imported() -> list[str]:
+    """What the template's module imports."""
+    imports = [node for node in ast.parse(_template()).body if isinstance(node, ast.ImportFrom)]
+    return [alias.name for node in imports for alias in node.names]
+
+
+def _template() -> str:
+    found = find_spec(TEMPLATE)
+    assert found is not None and found.origin is not None
+    return Path(found.origin).read_text(encoding="utf-8")

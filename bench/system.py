@@ -1,10 +1,14 @@
 """What a training system is to this harness: a name, a space of layouts, and a pure function from a case to a plan."""
 
 import importlib
+import re
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from functools import cache
-from importlib.metadata import entry_points
-from typing import Literal, Protocol, runtime_checkable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from bench.assumptions import Assumptions
 from bench.case import Case, CaseSpec, Layout
@@ -17,6 +21,14 @@ STATE_BYTES = 12  # a parameter: main weight and two moments in fp32
 ENTRY_POINTS = "moebench.systems"
 TRAINERS = ("plan", "native")
 """What trains a case: this harness, which executes the system's plan; or the system's own code."""
+
+SYSTEM_PARTS = ("name", "summary", "fields", "space", "placement", "plan")
+NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+NAME_RULE = "lower-case letters, digits and hyphens, beginning with a letter"
+
+
+class BrokenPackage(UserWarning):
+    """An installed package offers a system that cannot be had."""
 
 
 @runtime_checkable
@@ -83,23 +95,93 @@ class RunsAsItself(Protocol):
 
 @cache
 def systems() -> dict[str, System]:
-    """Known systems by name: those of the `systems` package, and of installed packages by entry point."""
-    known: dict[str, System] = dict(importlib.import_module("systems").SYSTEMS)
-    for entry in entry_points(group=ENTRY_POINTS):
-        known.setdefault(entry.name, entry.load())
+    """Known systems by name: those of the `systems` package, and of installed packages by entry point.
+
+    Warns of a package whose system cannot be had, and leaves it out.
+    """
+    known = dict(_own())
+    for name in _offered():
+        try:
+            known[name] = _installed(name)
+        except BadInput as error:
+            warnings.warn(f"{error}; it is left out", BrokenPackage, stacklevel=2)
     return known
 
 
+@cache
+def _own() -> dict[str, System]:
+    return dict(importlib.import_module("systems").SYSTEMS)
+
+
+@cache
+def _offered() -> dict[str, EntryPoint]:
+    """What installed packages offer, by name; of two that have one name the first."""
+    offered: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        offered.setdefault(entry.name, entry)
+    return offered
+
+
+@cache
+def _installed(name: str) -> System:
+    """The system that a package offers. Raises BadInput naming the package."""
+    entry = _offered()[name]
+    where = f"package {entry.dist.name if entry.dist else entry.value}: system {name}"
+    if name in _own() or not NAME.fullmatch(name):
+        raise BadInput(where, name, f"{NAME_RULE}, and none of {', '.join(_own())}")
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for results
+            system = entry.load()
+            require_system(where, system)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, BadInput):
+            raise
+        said = f"{type(error).__name__}: {error}"
+        raise BadInput(where, said, f"an entry point that loads ({entry.value})") from None
+    if system.name != name:
+        raise BadInput(f"{where}: name", system.name, f"{name}, as its entry point")
+    made: System = system
+    return made
+
+
+def require_name(field: str, name: object) -> None:
+    """Raises BadInput for a name of a new system that is none or is taken."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise BadInput(field, name, NAME_RULE)
+    taken = dict.fromkeys([*_own(), *_offered()])
+    if name in taken:
+        raise BadInput(field, name, f"a name that is not taken; taken are {', '.join(taken)}")
+
+
+def require_system(where: str, thing: Any) -> None:
+    """Raises BadInput where something is no system: an object with every part of one, and fields that a layout has."""
+    if isinstance(thing, type):
+        raise BadInput(where, thing.__name__, f"an object, {thing.__name__}(), not the class")
+    missing = [part for part in SYSTEM_PARTS if not hasattr(thing, part)]
+    if missing:
+        raise BadInput(f"{where}: missing", missing, f"{', '.join(SYSTEM_PARTS)}, all of them")
+    fields = thing.fields
+    if isinstance(fields, str) or not isinstance(fields, Iterable):
+        raise BadInput(f"{where}: fields", fields, "names of layout fields")
+    strange = [field for field in fields if field not in Layout.model_fields]
+    if strange:
+        raise BadInput(f"{where}: fields", strange, f"of {', '.join(Layout.model_fields)}")
+
+
 def get_system(name: str) -> System:
-    """A system by name, or that of a schedule file, see `bench.loading`. Raises BadInput listing the known systems."""
+    """A system by name, or that of a schedule file, see `bench.loading`.
+
+    Raises BadInput listing the known systems, or naming the package whose system cannot be had.
+    """
     from bench.loading import is_schedule_file, load
 
     if is_schedule_file(name):
         return load(name)
-    try:
-        return systems()[name]
-    except KeyError:
-        raise unknown("system", name, [*systems(), "a schedule file (.py or .txt)"]) from None
+    if name in _own():
+        return _own()[name]
+    if name in _offered():
+        return _installed(name)
+    raise unknown("system", name, [*systems(), "a schedule file (.py or .txt)"])
 
 
 def plan_of(case: Case) -> Plan:

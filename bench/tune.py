@@ -211,6 +211,8 @@ def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Pr
     try:
         found = predict(case, assumptions, rough=True)
     except BadInput as error:
+        if error.fault:
+            raise
         done.append(Candidate(case.layout, "refused", reason=str(error)))
         return None
     peak, time = found.peak_memory_bytes, found.step_time_s
@@ -238,6 +240,8 @@ def _screen(
             # The dearer of the two, and of no use where memory decides.
             bound = None if least > capacity else placement_bound_s(placement, costs, num_microbatches)
         except BadInput as error:
+            if error.fault:
+                raise
             done.append(Candidate(layout, "refused", reason=str(error)))
             continue
         if bound is None:

@@ -1,5 +1,6 @@
 """`moebench compare`, `explain` and `new-system`: one's own schedule beside all others, and what bounds a step."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,21 +123,34 @@ def compare(
 
 
 def run_cases(names: list[str], model: str, ranks: int, device: str, seq_len: int, seed: int) -> "list[Case]":
-    """What --run executes: the same small work for all, in the layout that tries most of each schedule."""
+    """What --run executes: the same small work for all, in the layout that tries most of each schedule.
+
+    Says which are not run, whose plans are modelled only. Raises BadInput where a schedule is for more ranks.
+    """
     from bench.cli.training import require_torch
-    from bench.compare import trying_layout
-    from bench.system import plan_of
+    from bench.compare import sequences_for, trying_layout
+    from bench.plan import obstacles
+    from bench.system import get_system, plan_of
 
     require_torch()
     here = options.local_cluster(ranks, options.device_of(device))
-    tokens = RUN_MICROBATCHES * ranks * seq_len
     dtype = "fp32" if device == "cpu" else "bf16"
-    specs = [options.spec_of(name, model, here, seq_len, tokens, dtype, "learned", seed) for name in names]
-    cases = [spec.with_layout(trying_layout(spec)) for spec in specs]
-    for case in cases:
-        if traits := plan_of(case).obstacles:
-            typer.echo(f"moebench: {case.system} is not run: its plan is {', '.join(traits)}", err=True)
-    return [case for case in cases if not plan_of(case).obstacles]
+    cases = []
+    executed = [name for name in names if not _not_run(name, obstacles(getattr(get_system(name), "traits", ())))]
+    tokens = sequences_for(executed, ranks, RUN_MICROBATCHES * ranks) * seq_len
+    for name in executed:
+        spec = options.spec_of(name, model, here, seq_len, tokens, dtype, "learned", seed)
+        case = spec.with_layout(trying_layout(spec))
+        if not _not_run(name, plan_of(case).obstacles):
+            cases.append(case)
+    return cases
+
+
+def _not_run(name: str, traits: Sequence[str]) -> bool:
+    """Says why a system is not run, where it is not."""
+    if traits:
+        typer.echo(f"moebench: {name} is not run: its plan is {', '.join(traits)}", err=True)
+    return bool(traits)
 
 
 def _simulated(

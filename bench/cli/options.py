@@ -404,10 +404,13 @@ def ranks_per_gpu(ranks: int, device: str) -> int:
 
 
 def _default_batch_tokens(case: "Case", ranks: int) -> int:
-    """Tokens of `DEFAULT_MICROBATCHES` micro-batches on every replica that `ranks` hold."""
+    """Tokens of `DEFAULT_MICROBATCHES`, or of as many as a text has, on every replica that `ranks` hold."""
+    from bench.loading import WrittenPlan
     from bench.system import get_system
 
-    case.layout.require_only(case.system, get_system(case.system).fields)
-    placement = get_system(case.system).placement(case)
+    system = get_system(case.system)
+    case.layout.require_only(case.system, system.fields)
+    placement = system.placement(case)
     replicas = case.layout.replicas or max(1, ranks // placement.size)
-    return DEFAULT_MICROBATCHES * replicas * placement.data_ranks * case.layout.mbs * case.workload.seq_len
+    num_microbatches = system.written.num_microbatches if isinstance(system, WrittenPlan) else DEFAULT_MICROBATCHES
+    return num_microbatches * replicas * placement.data_ranks * case.layout.mbs * case.workload.seq_len

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from bench.action import Action, Codes, Kind, Pass, pack
+from bench.action import Action, BadAction, Codes, Kind, Pass, pack
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.errors import BadInput
 from bench.models import Model
@@ -167,7 +167,10 @@ class Colocated(ABC):
             mine = tuple(chunks[chunk] for chunk in self.chunks_of(number, layout))
             stage = Stage(model, placement, mine, layout.recompute == "redispatch")
             for stream, work in self.work(stage, number, case, num_microbatches).items():
-                codes = work if isinstance(work, np.ndarray) else pack(work)
+                try:
+                    codes = work if isinstance(work, np.ndarray) else pack(work)
+                except BadAction as error:
+                    raise error.of_queue(group.name, stream) from None
                 if stream == COMPUTE_STREAM:
                     codes = np.concatenate([codes, pack([Action(Kind.SYNC), Action(Kind.UPDATE)])])
                 if len(codes):
