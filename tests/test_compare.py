@@ -161,7 +161,7 @@ def test_a_line_of_text_that_is_no_action_is_named(here: Path) -> None:
     case = written(here / "mine.txt", "attn:F0.1", "attention:F0.1")
     with pytest.raises(BadInput) as caught:
         plan_of(case)
-    assert caught.value.field.endswith(f"mine.txt, line {line_of(case, 'attention:F0.1')}")
+    assert f"mine.txt, line {line_of(case, 'attention:F0.1')}: queue S0 compute [11]" in caught.value.field
 
 
 def test_a_fault_of_a_python_file_names_the_line_that_made_the_action(here: Path) -> None:
