@@ -5,6 +5,7 @@ chosen to make a figure look like a published one.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -75,6 +76,10 @@ class Assumptions(BaseModel):
     context_bytes: Bytes
     communicator_bytes: Bytes
     fragmentation: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)]
+
+    def without_overheads(self) -> "Assumptions":
+        """The same without fixed costs of kernels and transfers and without SMs given to communication."""
+        return _without_overheads(self)
 
     def __str__(self) -> str:
         """``key=value`` for every field; `with_overrides` reads them."""
@@ -208,3 +213,9 @@ def get_assumptions(name: str = DEFAULT_ASSUMPTIONS, overrides: Iterable[str] = 
     if name not in ASSUMPTIONS:
         raise unknown("assumptions", name, ASSUMPTIONS)
     return ASSUMPTIONS[name].with_overrides(overrides)
+
+
+@lru_cache(maxsize=64)
+def _without_overheads(assumed: Assumptions) -> Assumptions:
+    bare = assumed.model_copy(update={"kernel_s": 0.0, "transfer_s": 0.0, "communication_sms": 0})
+    return assumed if bare == assumed else bare

@@ -51,12 +51,18 @@ def placement_bound_s(placement: Placement, costs: Costs, num_microbatches: int)
 @lru_cache(maxsize=4096)
 def placement_bound(placement: Placement, costs: Costs, num_microbatches: int) -> Bound:
     bare = costs.without_overheads()
-    taken = bare.tally.sums(lambda likeness: busy(bare, likeness), np.zeros((5, 1)))
+    most = bare.of_placement("most taken", lambda: _most_taken(bare))
     turns = num_microbatches / placement.directions
-    busiest_s = max(turns * float(each[SMS].max()) + bare.update_s(name) for name, each in taken.items())
-    nic_s = max(float(each[[NIC_OUT, NIC_IN]].max()) for each in taken.values())
-    nvlink_s = max(float(each[[NVLINK_OUT, NVLINK_IN]].max()) for each in taken.values())
+    busiest_s = max(turns * each[SMS] + bare.update_s(name) for name, each in most.items())
+    nic_s = max(max(each[NIC_OUT], each[NIC_IN]) for each in most.values())
+    nvlink_s = max(max(each[NVLINK_OUT], each[NVLINK_IN]) for each in most.values())
     return Bound(busiest_s, turns * nic_s, turns * nvlink_s)
+
+
+def _most_taken(costs: Costs) -> dict[str, list[float]]:
+    """By group: seconds that a micro-batch takes of each resource, SMS .. NVLINK_IN, on the rank where it is most."""
+    taken = costs.tally.sums(lambda likeness: busy(costs, likeness), np.zeros((5, 1)))
+    return {group: each.max(axis=1).tolist() for group, each in taken.items()}
 
 
 def busy(costs: Costs, likeness: Likeness) -> dict[Role, Floats]:
@@ -65,10 +71,10 @@ def busy(costs: Costs, likeness: Likeness) -> dict[Role, Floats]:
     def added(actions: list[Action]) -> dict[Role, Floats]:
         found: dict[Role, Floats] = {}
 
-        def add(role: Role, rows: slice | int, seconds: Floats) -> None:
+        def add(role: Role, row: int, seconds: Floats) -> None:
             if role not in found:
-                found[role] = np.zeros((5, seconds.shape[-1]))
-            found[role][rows] += seconds
+                found[role] = np.zeros((5, len(seconds)))
+            found[role][row] += seconds
 
         for action in actions:
             num = times(action, costs.chunks)
@@ -77,8 +83,8 @@ def busy(costs: Costs, likeness: Likeness) -> dict[Role, Floats]:
                 continue
             source, target = carries_between(action)
             ports = costs.ports(action)
-            add(source, slice(NIC_OUT, NIC_IN), num * np.stack(ports[:2]))
-            add(target, slice(NIC_IN, NVLINK_IN + 1), num * np.stack(ports[2:4]))
+            for row, seconds in zip((NIC_OUT, NVLINK_OUT, NIC_IN, NVLINK_IN), ports[:4], strict=True):
+                add(source if row < NIC_IN else target, row, num * seconds)
         return found
 
     return dict(costs.of_likeness("busy", likeness, added))

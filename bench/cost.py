@@ -75,8 +75,8 @@ class Costs:
 
     def without_overheads(self) -> Self:
         """The same costs, without fixed costs of kernels and transfers and without SMs given to communication."""
-        bare = self.assumed.model_copy(update={"kernel_s": 0.0, "transfer_s": 0.0, "communication_sms": 0})
-        return replace(self, assumptions=bare)
+        bare = self.assumed.without_overheads()
+        return self if bare is self.assumptions else replace(self, assumptions=bare)
 
     @property
     def uniform(self) -> bool:
@@ -106,7 +106,7 @@ class Costs:
         With offloaded activations it takes no less than their way over the host's link, which runs beside it.
         """
         return self._cached(
-            ("seconds", *self._likeness(action)), lambda: np.maximum(self._seconds(action), self._offload_s(action))
+            ("seconds", *self._likeness(action)), lambda: self._with_offload(action, self._seconds(action))
         )
 
     def flops(self, action: Action) -> Floats:
@@ -116,11 +116,21 @@ class Costs:
     def _seconds(self, action: Action) -> Floats:
         total = np.zeros(self._size(action))
         for pass_ in [Pass.R] * self.computes_again(action) + [action.pass_]:
-            for kernel in self._kernels(action._replace(pass_=pass_)):
-                total = total + self._machine.seconds(kernel)
+            for seconds in self._kernel_seconds(action._replace(pass_=pass_)):
+                total = total + seconds
             if action.kind is Kind.ATTENTION and self.case.layout.sequence_ranks > 1:
                 total = total + self._exchange_s(action._replace(pass_=Pass.F if pass_ is Pass.R else pass_))
         return total
+
+    def _kernel_seconds(self, action: Action) -> list[Floats]:
+        """Seconds of each kernel of one pass; what is computed again counts as pass R."""
+        sends = action.pass_ is Pass.R and self.recompute == "redispatch"
+        key = ("kernels", sends, *self._likeness(action))
+        known = self._passes if action.kind is Kind.EXPERT else self._passes_apart
+        if key not in known:
+            known[key] = [self._machine.seconds(kernel) for kernel in self._kernels(action)]
+        found: list[Floats] = known[key]
+        return found
 
     def offloaded_bytes(self, action: Action) -> Floats:
         """[ranks]: bytes that a compute action sends to the host (F) or fetches from there (B).
@@ -133,8 +143,11 @@ class Costs:
             return np.zeros(self._size(action))
         return self._retained(Held.FORWARD, action._replace(pass_=Pass.F))
 
-    def _offload_s(self, action: Action) -> Floats:
-        return self.offloaded_bytes(action) / (self.case.cluster.gpu.host_bytes_per_s * self.assumed.host_link)
+    def _with_offload(self, action: Action, seconds: Floats) -> Floats:
+        if not self.case.layout.offloads_activations:
+            return seconds
+        link = self.case.cluster.gpu.host_bytes_per_s * self.assumed.host_link
+        return np.maximum(seconds, self.offloaded_bytes(action) / link)
 
     def _exchange_s(self, attention: Action) -> float:
         """Seconds by which the exchanges of ranks that share sequences make an attention action longer."""
@@ -260,11 +273,11 @@ class Costs:
 
     def message(self, action: Action) -> Message:
         """The bytes of a transfer. Raises BadInput for an action that is no transfer of this placement."""
-        return self._cached(("message", *self._likeness(action)), lambda: self._load.message(action))
+        return self._once(("message", *self._likeness(action)), lambda: self._load.message(action))
 
     def ports(self, action: Action) -> Ports:
         """How long a transfer takes its ports, and its latency."""
-        return self._cached(("ports", *self._likeness(action)), lambda: self._ports(action))
+        return self._once(("ports", *self._likeness(action)), lambda: self._ports(action))
 
     def transfer_s(self, action: Action) -> float:
         """Seconds of a transfer alone: of its busiest port, and the latency."""
@@ -438,22 +451,60 @@ class Costs:
         """What `make` gives for a likeness's actions, made once for all placements where these cost the same."""
         return self._cached((what, likeness.key), lambda: make(self.actions_of(likeness)))
 
+    def of_placement(self, what: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives for the whole placement, made once for all cases where its actions cost the same."""
+        return self._cached((what, self.placement), make)
+
     @cached_property
-    def _cache(self) -> dict[Hashable, Any]:
+    def _passes(self) -> dict[Hashable, Any]:
+        """Costs of one pass of an action or a transfer, whatever is computed again and where state and values live."""
+        found: dict[Hashable, Any] = self._passes_apart.setdefault(("of", self.placement.data_ranks), {})
+        return found
+
+    @cached_property
+    def _passes_apart(self) -> dict[Hashable, Any]:
+        """Costs of one pass of an action that does not depend on the number of data ranks."""
         # Where all tokens are routed evenly, what an action costs does not depend on the rest of the placement.
         if not self.routes.even:
             return {}
-        apart = ("placement", "num_replicas")
-        told = tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in apart)
-        return _known_costs((type(self), told, self.placement.data_ranks, self.placement.shared_on))
+        case = self.case
+        layout = case.layout
+        given = (case.model, case.cluster, case.workload, layout.mbs, layout.tp, layout.cp, layout.ranks_over_nodes)
+        apart = ("case", "placement", "num_replicas", "recompute")
+        told = tuple(getattr(self, each.name) for each in fields(self) if each.name not in apart)
+        return _known_costs((type(self), given, told, self.placement.shared_on))
 
-    def _cached(self, key: Hashable, make: Any) -> Any:
+    @cached_property
+    def _cache(self) -> dict[Hashable, Any]:
+        """The same of whole actions."""
+        key = ("whole", self.recompute, self.case.layout.offloads_activations)
+        found: dict[Hashable, Any] = self._passes.setdefault(key, {})
+        return found
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._passes:
+            self._passes[key] = make()
+        return self._passes[key]
+
+    def _cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
     def _likeness(self, action: Action) -> tuple[Hashable, ...]:
         """Equal for actions of equal cost, on this placement and on others with as many data ranks."""
+        turn = action.microbatch % self.placement.directions
+        one = action if turn == action.microbatch and not action.chunk else action._replace(microbatch=turn, chunk=0)
+        if one not in self._likenesses:
+            self._likenesses[one] = self._find_likeness(one)
+        return self._likenesses[one]
+
+    @cached_property
+    def _likenesses(self) -> dict[Action, tuple[Hashable, ...]]:
+        nodes = Nodes.of(self.case, self.placement)
+        return _known_likenesses((self.case.model, self.placement, nodes, self.recompute, self.routes.even))
+
+    def _find_likeness(self, action: Action) -> tuple[Hashable, ...]:
         key: tuple[Hashable, ...] = (action.kind, action.pass_)
         placement = self.placement
         if not self.routes.even:
@@ -489,6 +540,12 @@ class Costs:
 @lru_cache(maxsize=512)
 def _known_costs(family: Hashable) -> dict[Hashable, Any]:
     """Costs by action's likeness, shared by all `Costs` of one family."""
+    return {}
+
+
+@lru_cache(maxsize=1024)
+def _known_likenesses(placed: Hashable) -> dict[Action, tuple[Hashable, ...]]:
+    """Likenesses of actions, shared by all `Costs` of one placement."""
     return {}
 
 

@@ -5,9 +5,9 @@ from bench.case import Case, batch_of
 from bench.cost import Costs
 from bench.errors import BadInput
 from bench.flops import num_parameters
+from bench.limits import kept_bytes, least_bytes
 from bench.predict import GIB, costs_of
 from bench.system import get_system
-from bench.tune import kept_bytes, least_bytes
 
 REFERENCE_BYTES = 16  # a parameter of the reference: weight, gradient and two moments in fp32
 

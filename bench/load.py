@@ -3,7 +3,7 @@
 Where a plan has chunks, experts and their messages have one n-th of a micro-batch's tokens at a time.
 """
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ from bench.case import Case
 from bench.edges import HIDDEN_ROWS, Rows, Volume, ends, layer_edges
 from bench.errors import BadInput
 from bench.flops import has_part
+from bench.models import Model
 from bench.nodes import Nodes
-from bench.placement import Placement
+from bench.placement import Group, Placement
 from bench.routing import Routing
 
 Floats = NDArray[np.float64]
@@ -159,16 +160,14 @@ class Load:
 
     @cached_property
     def _volumes(self) -> dict[Action, Volume]:
-        return {}
+        return _known_volumes(self.case.model, self.placement, self.recompute)
 
     def message(self, transfer: Action) -> Message:
         """The bytes of a transfer. Raises BadInput for an action that is no transfer of this placement."""
         action, volume = transfer._replace(microbatch=0, chunk=0), self.volume(transfer)
         source, target = (self.placement.by_name[name] for name in ends(self.placement, transfer))
-        from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
         nodes = Nodes.of(self.case, self.placement)
-        over_nic = nodes.node(from_rank) != nodes.node(to_rank)
-        over_rails = over_nic & (self._rail(nodes, from_rank) != self._rail(nodes, to_rank))
+        over_nic, over_rails, over_nvlink = _links(source, target, nodes, self.case.cluster.nics_per_node)
         num_bytes, nic_bytes, cross_rail_bytes = np.zeros((3, source.size, target.size))
         experts = target if (action.kind, action.pass_) in EXPERTS_RECEIVE else source
         relayed_bytes = np.zeros(experts.size)
@@ -184,13 +183,8 @@ class Load:
             else:
                 nic_bytes += width * over_nic * rows
                 cross_rail_bytes += width * over_rails * rows
-        nvlink_bytes = num_bytes * (~over_nic & (from_rank != to_rank))
+        nvlink_bytes = num_bytes * over_nvlink
         return Message(num_bytes, nic_bytes, nvlink_bytes, relayed_bytes, cross_rail_bytes)
-
-    def _rail(self, nodes: Nodes, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number on its node of the NIC that each rank has, alone or with others."""
-        cluster = self.case.cluster
-        return nodes.slot(ranks).local * cluster.nics_per_node // cluster.gpus_per_node
 
     def _once_per_node(self, layer: int, node: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """[expert ranks]: rows of a data rank over each NIC, one a node, dealt to its ranks; and rows a token relayed.
@@ -215,3 +209,27 @@ class Load:
             of_token = self.routing.assignments(layer, self.num_expert_ranks(layer), shared=self.shares(layer))
         between = np.broadcast_to(self.chunk_tokens * of_token, (self.placement.data_ranks, len(of_token)))
         return between if (action.kind, action.pass_) in EXPERTS_RECEIVE else between.T
+
+
+class _Links(NamedTuple):
+    """Whether bytes between two ranks cross each link; all [source ranks, target ranks]."""
+
+    nic: NDArray[np.bool_]
+    rails: NDArray[np.bool_]
+    nvlink: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=1024)
+def _links(source: Group, target: Group, nodes: Nodes, nics_per_node: int) -> _Links:
+    from_rank, to_rank = np.array(source.ranks)[:, None], np.array(target.ranks)[None, :]
+    there, here = nodes.slot(from_rank), nodes.slot(to_rank)
+    nic = there.node != here.node
+    # The number on its node of the NIC that each rank has, alone or with others.
+    rails = [each.local * nics_per_node // nodes.gpus_per_node for each in (there, here)]
+    return _Links(nic, nic & (rails[0] != rails[1]), ~nic & (from_rank != to_rank))
+
+
+@lru_cache(maxsize=1024)
+def _known_volumes(model: Model, placement: Placement, recompute: str) -> dict[Action, Volume]:
+    """Volumes of transfers, shared by all loads of one placement."""
+    return {}

@@ -35,7 +35,7 @@ class Nodes(NamedTuple):
         """Those of a case; ranks that share sequences stay together."""
         layout = case.layout
         strided = layout.ranks_over_nodes == "strided"
-        return cls(case.cluster.gpus_per_node, placement.size, layout.sequence_ranks, strided)
+        return cls(case.cluster.gpus_per_node, placement.size, layout.sequence_ranks if strided else 1, strided)
 
     def slot(self, ranks: ArrayLike) -> Slot:
         """Of global ranks (replica k's begin at k times its size), in their shape."""

@@ -9,7 +9,7 @@ G - 1 - g hold the same parts, each its own copy.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from bench.action import Kind
@@ -60,6 +60,17 @@ class Placement:
     shared_on: str = "attention"
     directions: int = 1
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    def __getstate__(self) -> dict[str, object]:
+        # Without what was looked up before: hashes of words differ from process to process.
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     @cached_property
     def by_name(self) -> dict[str, Group]:
         return {group.name: group for group in self.groups}
@@ -68,7 +79,7 @@ class Placement:
     def index(self) -> dict[str, int]:
         return {group.name: i for i, group in enumerate(self.groups)}
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Ranks of one replica."""
         return sum(group.size for group in self.groups)

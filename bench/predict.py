@@ -83,23 +83,18 @@ def does_not_fit(case: Case, peak_bytes: float) -> str:
     return f"{capacity / GIB:.1f} GiB per GPU; this needs {peak_bytes / GIB:.1f} GiB, {missing:.1f} GiB missing"
 
 
+COST_FIELDS = (
+    *("mbs", "tp", "cp", "offload", "ranks_over_nodes"),
+    *("copies", "recompute", "shard_state", "chunks", "comm_sms"),
+)
+"""Layout fields that costs on a given placement depend on."""
+
+
 def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Costs:
     """What the actions of a case cost on its placement. Layouts that differ in order only share one object."""
-    layout = case.layout
     spec = (case.model, case.cluster, case.workload)
     num_replicas = batch_of(case, placement).num_replicas
-    same_costs = Layout(
-        mbs=layout.mbs,
-        tp=layout.tp,
-        cp=layout.cp,
-        offload=layout.offload,
-        ranks_over_nodes=layout.ranks_over_nodes,
-        copies=layout.copies,
-        recompute=layout.recompute,
-        shard_state=layout.shard_state,
-        chunks=layout.chunks,
-        comm_sms=layout.comm_sms,
-    )
+    same_costs = Layout(**{field: getattr(case.layout, field) for field in COST_FIELDS})
     return _costs(*spec, same_costs, placement, num_replicas, assumptions)
 
 

@@ -6,6 +6,7 @@ read and written) and its rows in and out. Bytes of elementwise kernels: element
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -65,18 +66,24 @@ def gemms(
     reached = assumed.gemm
     if grouped:
         reached = assumed.grouped_gemm if pass_ is Pass.F else assumed.grouped_gemm_backward
-    # Of one row; every term is linear in the rows.
-    for term, flops in forward_terms(model, part, layer, tokens=1.0, seq_len=1, assignments=1.0).items():
-        if term in CORE_TERMS:
-            continue
+    for term, flops, width in _gemm_terms(model, part, layer, work.shards):
         weights = work.num_weights * flops / 2
         if term in CUT:
             weights /= work.shards
         of_weights = weights * (2 * GRAD_BYTES if pass_ is Pass.W else element_bytes)
         # No rows, no kernel: a rank whose experts got no tokens does not read its weights either.
         moved = np.where(np.asarray(work.rows) > 0, of_weights, 0.0)
-        moved = moved + element_bytes * np.asarray(work.rows) * _row_width(model, part, term, work.shards)
+        moved = moved + element_bytes * np.asarray(work.rows) * width
         yield Kernel(np.asarray(work.rows) * flops, moved, reached)
+
+
+@lru_cache(maxsize=4096)
+def _gemm_terms(model: Model, part: Part, layer: int, shards: int) -> tuple[tuple[str, float, int], ...]:
+    """Of each GEMM its name, and of one row its FLOPs and the elements in and out; all are linear in the rows."""
+    terms = forward_terms(model, part, layer, tokens=1.0, seq_len=1, assignments=1.0)
+    return tuple(
+        (term, flops, _row_width(model, part, term, shards)) for term, flops in terms.items() if term not in CORE_TERMS
+    )
 
 
 def attention_core(

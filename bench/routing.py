@@ -83,7 +83,7 @@ class Routing:
         With `shared`, a shared expert lives on every expert rank and tokens are dealt to them evenly: one more
         assignment a token.
         """
-        per_rank = self.expert_share(layer).reshape(num_ranks, -1).sum(axis=1)
+        per_rank = _assignments(self, layer, num_ranks)
         return per_rank + 1.0 / num_ranks if shared else per_rank
 
     def copies(self, layer: int, num_ranks: int, copies: str, *, shared: bool = False) -> Floats:
@@ -163,6 +163,16 @@ class Routing:
             turned = layer * (self.num_experts // self.num_ranks) if self.name == "rotating-hot-rank" else 0
             return (np.arange(self.num_experts) + turned) % self.num_experts
         return np.random.default_rng((self.seed, _ORDERS, layer)).permutation(self.num_experts)
+
+
+@lru_cache(maxsize=4096)
+def _assignments(routing: Routing, layer: int, num_ranks: int) -> Floats:
+    return _fixed(routing.expert_share(layer).reshape(num_ranks, -1).sum(axis=1))
+
+
+def _fixed(counts: Floats) -> Floats:
+    counts.setflags(write=False)
+    return counts
 
 
 def _hit(routing: Routing, layer: int, num_ranks: int) -> Floats:

@@ -1,8 +1,9 @@
 """Static state and the end of the step: parameters of a group, who shares them, their gradient sums and update."""
 
+from collections.abc import Hashable
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,17 +45,23 @@ class State:
         self.num_replicas = num_replicas
         self.assumed = assumed
         self.recipe = recipe
-        self._shares: dict[str, list[Shared]] = {}
+        # What it all depends on, in which many cases are alike.
+        layout = case.layout
+        shares = (layout.tp, layout.cp, layout.shard_state, layout.offloads_state)
+        self._known = _known((case.model, case.cluster, shares, placement, num_replicas, assumed, recipe))
 
     def shared(self, group: str) -> list[Shared]:
         """What the ranks of a group hold, by who else holds it."""
-        if group not in self._shares:
-            self._shares[group] = self._shared(self.placement.by_name[group])
-        return self._shares[group]
+        if ("shared", group) not in self._known:
+            self._known["shared", group] = self._shared(self.placement.by_name[group])
+        found: list[Shared] = self._known["shared", group]
+        return found
 
     def static_bytes(self, group: str) -> float:
         """What a rank holds from the first action to the last: the sum of `static_parts`."""
-        return sum(self.static_parts(group).values())
+        if ("bytes", group) not in self._known:
+            self._known["bytes", group] = sum(self.static_parts(group).values())
+        return float(self._known["bytes", group])
 
     def static_parts(self, group: str) -> dict[str, float]:
         """Bytes of `static_bytes` by what they are."""
@@ -86,6 +93,11 @@ class State:
 
         State that lives with the host streams through the GPU: read over the link while what is done is written back.
         """
+        if ("update", group) not in self._known:
+            self._known["update", group] = self._update_s(group)
+        return float(self._known["update", group])
+
+    def _update_s(self, group: str) -> float:
         recipe = self.recipe
         main = 2 * recipe.main_weight_bytes or recipe.weight_bytes
         per_param = recipe.grad_bytes + main + 4 * recipe.moment_bytes + recipe.weight_bytes
@@ -162,6 +174,12 @@ class State:
             shared(sum(each.shared_experts for each in counts), 1),
         ]
         return [each for each in found if each.num_params]
+
+
+@lru_cache(maxsize=1024)
+def _known(cases: Hashable) -> dict[tuple[str, str], Any]:
+    """What was found out about states that are alike, by what it is and group."""
+    return {}
 
 
 @lru_cache(maxsize=1024)

@@ -141,7 +141,14 @@ def tally(model: Model, placement: Placement, nodes: Nodes, layers_alike: bool) 
 
 def actions_of(model: Model, placement: Placement, likeness: Likeness, recompute: str) -> list[Action]:
     """The actions of a likeness's layer, chunk 0, and the hop that carries its result on."""
-    seen, layer = placement.seen_by(likeness.direction), likeness.layer
+    return list(_actions(model, placement, likeness.direction, likeness.layer, recompute))
+
+
+@lru_cache(maxsize=4096)
+def _actions(
+    model: Model, placement: Placement, direction: int, layer: int | None, recompute: str
+) -> tuple[Action, ...]:
+    seen = placement.seen_by(direction)
     if layer is None:
         found = [Action(Kind.EMBED, pass_) for pass_ in (Pass.F, Pass.B)]
         found += [Action(Kind.HEAD, pass_) for pass_ in (Pass.F, Pass.B, Pass.W)]
@@ -151,7 +158,7 @@ def actions_of(model: Model, placement: Placement, likeness: Likeness, recompute
         touched = (end for edge in layer_edges(model, seen, layer, recompute) for end in (edge.src, edge.dst, edge.via))
         own = (end for end in touched if end is not None and end.kind is not Kind.HEAD)
         found = list(dict.fromkeys(end for end in own if end.layer == layer + (end.kind is Kind.HOP)))
-    return [action._replace(microbatch=likeness.direction) for action in found]
+    return tuple(action._replace(microbatch=direction) for action in found)
 
 
 def times(action: Action, chunks: int) -> int:

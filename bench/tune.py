@@ -11,21 +11,15 @@ the budget does not end the search, its answer is the optimum under the cost mod
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions
-from bench.bound import placement_bound_s
-from bench.case import Case, CaseSpec, Layout, batch_of
-from bench.cost import Costs
+from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
-from bench.placement import Placement
-from bench.predict import Prediction, costs_of, does_not_fit, predict
-from bench.program import Held
-from bench.system import KnowsInFlight, KnowsSeeds, get_system
-from bench.tally import COMPUTES_AT, Role, times
+from bench.limits import Limits
+from bench.predict import Prediction, does_not_fit, predict
+from bench.system import KnowsSeeds, get_system
 
 DEFAULT_BUDGET = 64
 MAX_DISTANCE = 2
@@ -99,7 +93,7 @@ def tune(
     """
     system = get_system(spec.system)
     seeds = list(system.seeds(spec, assumptions)) if isinstance(system, KnowsSeeds) else []
-    open_layouts, done = _screen(spec, assumptions, fixed, seeds)
+    open_layouts, done = screen(spec, assumptions, fixed, seeds)
     search = _Search(open_layouts, budget, {Layout.from_pairs(fixed, seed) for seed in seeds})
     best: Prediction | None = None
     while (case := search.next(best)) is not None:
@@ -223,22 +217,17 @@ def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Pr
     return found
 
 
-def _screen(
-    spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str], seeds: Sequence[Layout]
+def screen(
+    spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str] = (), seeds: Sequence[Layout] = ()
 ) -> tuple[list[_Open], list[Candidate]]:
     """Layouts that may win, and the candidates that cannot be or cannot fit."""
-    capacity = spec.cluster.gpu.memory_bytes
+    limits = Limits(spec, assumptions)
     open_layouts: list[_Open] = []
     done: list[Candidate] = []
     for layout in _layouts(spec, fixed, seeds):
         case = spec.with_layout(layout)
         try:
-            placement = get_system(spec.system).placement(case)
-            costs = costs_of(_in_one_piece(case), placement, assumptions)
-            num_microbatches = batch_of(case, placement).num_microbatches
-            least = least_bytes(case, placement, costs)
-            # The dearer of the two, and of no use where memory decides.
-            bound = None if least > capacity else placement_bound_s(placement, costs, num_microbatches)
+            bound, least = limits.of(case)
         except BadInput as error:
             if error.fault:
                 raise
@@ -255,46 +244,7 @@ def _layouts(spec: CaseSpec, fixed: Sequence[str], seeds: Sequence[Layout]) -> I
     """The system's seeds and its space with the fixed fields put in, each layout once."""
     seen: set[Layout] = set()
     for layout in chain(seeds, get_system(spec.system).space(spec)):
-        choice = Layout.from_pairs(fixed, layout)
+        choice = Layout.from_pairs(fixed, layout) if fixed else layout
         if choice not in seen:
             seen.add(choice)
             yield choice
-
-
-def _in_one_piece(case: Case) -> Case:
-    """The case without chunks and fused kernels: it costs no more, so one bound holds for all of them."""
-    layout = case.layout
-    if layout.chunks == 1 and not layout.comm_sms:
-        return case
-    return case.model_copy(update={"layout": layout.model_copy(update={"chunks": 1, "comm_sms": 0})})
-
-
-def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
-    """Memory that no order of the system's can do without: static state, and what forwards keep until a backward.
-
-    When the first backward of a group begins, everything its forwards kept for that micro-batch is still held, and as
-    many micro-batches more as the system says.
-    """
-    system = get_system(case.system)
-    in_flight = system.in_flight(case) if isinstance(system, KnowsInFlight) else {}
-    kept, like = kept_bytes(placement, costs), costs.tally.like
-    return max(costs.static_bytes(like[name]) + in_flight.get(name, 1.0) * held for name, held in kept.items())
-
-
-@lru_cache(maxsize=256)
-def kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
-    """For each group, what the forwards of one micro-batch in each direction keep on its least loaded rank.
-
-    A bound on memory must hold for every rank.
-    """
-
-    def kept(actions: list[Action]) -> dict[Role, float]:
-        return {
-            COMPUTES_AT[action.kind]: times(action, costs.chunks) * float(costs.held_bytes(Held.FORWARD, action).min())
-            for action in actions
-            if action.pass_ is Pass.F and action.kind in (Kind.ATTENTION, Kind.EXPERT)
-        }
-
-    counted = costs.tally
-    sums = counted.sums(lambda likeness: costs.of_likeness("kept", likeness, kept), 0.0)
-    return {group.name: sums[counted.like[group.name]] for group in placement.groups}

@@ -21,6 +21,7 @@ from bench.clusters import CLUSTERS, Cluster, get_cluster
 from bench.errors import BadInput
 from bench.flops import step_flops
 from bench.hiding import hidden_share, work
+from bench.limits import least_bytes
 from bench.lower import lower
 from bench.metrics import mfu
 from bench.models import Model, get_model
@@ -29,7 +30,6 @@ from bench.results import PUBLISHED, Store, read_trials
 from bench.serial import serialised
 from bench.system import get_system, plan_of
 from bench.trial import Trial
-from bench.tune import least_bytes
 from experiments import Evidence, Request
 from experiments._beside import tables
 

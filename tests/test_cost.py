@@ -16,12 +16,12 @@ from bench.cost import Costs
 from bench.edges import edges
 from bench.errors import BadInput
 from bench.flops import attention_pairs, num_parameters, step_flops
+from bench.limits import least_bytes
 from bench.models import get_model
 from bench.placement import Placement
 from bench.program import Held
 from bench.roofline import attention_core
 from bench.system import get_system, plan_of
-from bench.tune import least_bytes
 
 DATASHEET = get_assumptions("datasheet")
 

@@ -9,6 +9,7 @@ from bench.bound import placement_bound
 from bench.check import PlanError, check
 from bench.edges import edges, ends
 from bench.errors import BadInput
+from bench.limits import least_bytes
 from bench.lower import lower, parse_program
 from bench.models import get_model
 from bench.placement import Group, Placement
@@ -16,7 +17,6 @@ from bench.plan import ActionColumn, Plan
 from bench.predict import costs_of, predict
 from bench.program import Op
 from bench.system import plan_of
-from bench.tune import least_bytes
 from tests.cases import make_case
 from tests.random_plans import random_plan
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import TypeAlias
 
@@ -135,6 +136,10 @@ class Colocated(ABC):
                         where = {"ep": ep, "pp": pp, "vpp": vpp, "tp": tp, "cp": cp, "replicas": replicas}
                         yield Layout.make(**where, mbs=mbs, recompute=recompute, copies=copies, offload=offload)
 
+    def directions_of(self, layout: Layout) -> int:
+        """Directions in which micro-batches go through the pipeline."""
+        return 1
+
     def placement(self, case: Case) -> Placement:
         layout, model = case.layout, case.model
         require_divides("layout.ep", layout.ep, model.num_experts, f"experts of {model.name}")
@@ -142,20 +147,8 @@ class Colocated(ABC):
             raise BadInput("layout.vpp", layout.vpp, "1 where pp is 1")
         if layout.pp * layout.vpp > model.num_layers:
             raise BadInput("layout.pp", layout.pp, f"pp x vpp of at most {model.num_layers} layers of {model.name}")
-        groups = tuple(Group(f"S{stage}", stage * layout.ep, layout.ep) for stage in range(layout.pp))
-        homes = [
-            groups[self.stage_of(chunk, layout.pp)].name
-            for chunk, layers in enumerate(chunks_of_layers(model.num_layers, layout.pp * layout.vpp))
-            for _ in layers
-        ]
-        return Placement(
-            groups=groups,
-            embed=homes[0],
-            head=homes[-1],
-            attention=tuple(homes),
-            expert=tuple(None if model.is_dense(layer) else home for layer, home in enumerate(homes)),
-            join=tuple(homes),
-        )
+        stages = tuple(self.stage_of(chunk, layout.pp) for chunk in range(layout.pp * layout.vpp))
+        return _placed(model, layout.ep, layout.pp, stages, self.directions_of(layout))
 
     def plan(self, case: Case) -> Plan:
         layout, model = case.layout, case.model
@@ -177,3 +170,20 @@ class Colocated(ABC):
                     queues[group.name, stream] = ActionColumn(codes)
         how = (layout.copies, layout.recompute, self.traits_of(layout), layout.chunks)
         return Plan(self.name, placement, queues, num_microbatches, *how)
+
+
+@lru_cache(maxsize=256)
+def _placed(model: Model, ep: int, pp: int, stages: tuple[int, ...], directions: int) -> Placement:
+    """Stages of `ep` ranks; `stages` has that of every chunk of layers."""
+    groups = tuple(Group(f"S{stage}", stage * ep, ep) for stage in range(pp))
+    chunks = zip(stages, chunks_of_layers(model.num_layers, len(stages)), strict=True)
+    homes = tuple(groups[stage].name for stage, layers in chunks for _ in layers)
+    return Placement(
+        groups=groups,
+        embed=homes[0],
+        head=homes[-1],
+        attention=homes,
+        expert=tuple(None if model.is_dense(layer) else home for layer, home in enumerate(homes)),
+        join=homes,
+        directions=directions,
+    )

@@ -10,7 +10,6 @@ which the plan then says by its trait: each parameter exists once, and the order
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from bench.action import Pass
 from bench.case import Case, CaseSpec, Layout
@@ -49,7 +48,10 @@ class DualPipe(Colocated):
         pp = case.layout.pp
         if pp > 1 and pp % 2:
             raise BadInput("layout.pp", pp, "an even number of stages, or 1 for the order of a pair alone")
-        return replace(super().placement(case), directions=1 if pp == 1 else 2)
+        return super().placement(case)
+
+    def directions_of(self, layout: Layout) -> int:
+        return 1 if layout.pp == 1 else 2
 
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:
         # Steps 1 and 2: P - h - 1 forwards of phase 0, h + 1 of phase 1.

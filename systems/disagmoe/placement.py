@@ -1,5 +1,7 @@
 """Where DisagMoE puts the parts: p attention groups of M ranks, p (or p_F) expert groups of N, layers dealt in turn."""
 
+from functools import lru_cache
+
 from bench.case import Layout
 from bench.errors import BadInput
 from bench.models import Model
@@ -37,9 +39,17 @@ def place(model: Model, layout: Layout) -> Placement:
     head = (model.num_layers // chunk) % p if layout.head_group is None else layout.head_group
     if head >= p:
         raise BadInput("layout.head_group", head, f"0 to {p - 1}")
-    attention = [Group(f"A{g}", g * layout.attention_ranks, layout.attention_ranks) for g in range(p)]
-    first = p * layout.attention_ranks
-    experts = [Group(f"F{g}", first + g * layout.expert_ranks, layout.expert_ranks) for g in range(p_f)]
+    return _placed(model, (p, layout.attention_ranks), (p_f, layout.expert_ranks), chunk, head, layout.shared_on)
+
+
+@lru_cache(maxsize=256)
+def _placed(
+    model: Model, attention_groups: tuple[int, int], expert_groups: tuple[int, int], chunk: int, head: int, shared: str
+) -> Placement:
+    """With so many groups of so many ranks each."""
+    (p, m), (p_f, n) = attention_groups, expert_groups
+    attention = [Group(f"A{g}", g * m, m) for g in range(p)]
+    experts = [Group(f"F{g}", p * m + g * n, n) for g in range(p_f)]
     turn = [(layer // chunk) % p for layer in range(model.num_layers)]
     homes = [attention[g].name for g in turn]
     expert_turn = [(layer // chunk) % p_f for layer in range(model.num_layers)]
@@ -53,5 +63,5 @@ def place(model: Model, layout: Layout) -> Placement:
         expert=tuple(None if dense[layer] else experts[g].name for layer, g in enumerate(expert_turn)),
         # A dense layer makes x_{l+1} itself; it travels by a hop.
         join=tuple(homes[layer] if dense[layer] else ends[layer] for layer in range(model.num_layers)),
-        shared_on=layout.shared_on,
+        shared_on=shared,
     )

@@ -1,6 +1,7 @@
 """`disagmoe`: attention and experts on disjoint groups of GPUs, many-to-many exchange, the AF-Pipe schedule."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +106,7 @@ class DisagMoE:
         """Forwards go part by part in rounds: the last part's first comes after a round of all others."""
         placement = self.placement(case)
         rounds = min(case.layout.round_length, batch_of(case, placement).num_microbatches)
-        parts = {group.name: max(1, len(parts_of(placement, group.name))) for group in placement.groups}
-        return {name: ((num - 1) * rounds + 1) / num for name, num in parts.items()}
+        return {name: ((num - 1) * rounds + 1) / num for name, num in _num_parts(placement).items()}
 
     def plan(self, case: Case) -> Plan:
         layout = case.layout
@@ -122,6 +122,11 @@ class DisagMoE:
             layout.lookahead,
         )
         return Plan(self.name, placement, pipe.run(), num_microbatches, layout.copies, layout.recompute)
+
+
+@lru_cache(maxsize=256)
+def _num_parts(placement: Placement) -> dict[str, int]:
+    return {group.name: max(1, len(parts_of(placement, group.name))) for group in placement.groups}
 
 
 def expected_durations(case: Case, placement: Placement) -> Duration:

@@ -13,10 +13,10 @@ from bench.assumptions import Assumptions
 from bench.bound import placement_bound_s
 from bench.case import CaseSpec, Layout, batch_of
 from bench.errors import BadInput
+from bench.limits import least_bytes
 from bench.predict import costs_of, does_not_fit
 from bench.system import divisors
 from bench.timing import Evaluate, StepTime, simulated
-from bench.tune import least_bytes
 from systems.disagmoe.placement import expert_depth, place, replica_size
 
 DEFAULT_BUDGET = 32
