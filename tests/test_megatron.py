@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import make_case
+from test_cli import call, call_json
 from test_verify import DENSE_FIRST, FOUR_LAYERS, SHARED, SIGMOID, SMALL, Trial, check
 
-from bench.action import Kind, Pass
+from bench.action import Kind, Pass, unpack, view
 from bench.case import Case
 from bench.errors import BadInput
 from bench.execute.pool import RankPool
 from bench.measured import measure
 from bench.models import Model
 from bench.plan import Plan
+from bench.program import Op
 from bench.system import plan_of, systems, trainer_of, trainers_of
+from bench.timeline import Timeline
+from bench.trace import to_chrome
 from bench.trial import Trial as Measurement
 
 pytest.importorskip("megatron.core")
@@ -126,6 +133,97 @@ def test_a_run_of_megatron_core_is_a_trial_that_says_so(pool: RankPool) -> None:
     assert trial.samples["loss"] == pytest.approx(plan.samples["loss"], rel=1e-5)
     assert trial.samples["grad_norm"] == pytest.approx(plan.samples["grad_norm"], rel=1e-4)
     assert trial.samples["load_imbalance"] == plan.samples["load_imbalance"]
+
+
+TIMED = [
+    Trial("megatron", megatron(ep=2, pp=2), {**DENSE_FIRST, **SHARED}),
+    Trial("megatron", megatron(ep=2, pp=2, vpp=2), FOUR_LAYERS, 4),
+    Trial("megatron-overlap", {"ep": 2, "copies": "expert"}, FOUR_LAYERS, 3, dtype="bf16"),
+]
+
+
+@pytest.mark.parametrize("trial", TIMED, ids=str)
+def test_megatron_core_has_a_timeline(trial: Trial, pool: RankPool) -> None:
+    """What the plan has of attention, experts, head and all-to-alls, each once, with the bytes of the plan's run."""
+    case = trial.case()
+    native, plan = (
+        measure(case, steps=2, pool=pool, data="synthetic", trainer=trainer, keep_timeline=True)
+        for trainer in ("native", "plan")
+    )
+    assert native.trial.status == "ok", native.trial.message
+    found, expected = native.timeline, plan.timeline
+    assert found is not None
+    assert expected is not None
+    assert (found.source, found.queues) == ("measured", expected.queues)
+    assert (found.end_s >= found.start_s).all()
+    assert (found.start_s >= 0).all()
+    kinds = [Kind.ATTENTION, Kind.EXPERT, Kind.DISPATCH, Kind.COMBINE, Kind.HEAD, Kind.UPDATE]
+
+    def seen(timeline: Timeline) -> dict[tuple[int, int, int], tuple[int, float]]:
+        """(rank, queue, action) -> how often, and bytes; weight gradients are within megatron-core's backward."""
+        columns = unpack(timeline.code)
+        chosen = np.isin(columns.kind, kinds) & (columns.pass_ != Pass.W) & (timeline.op != Op.RECV)
+        rows = zip(
+            *(getattr(timeline, name)[chosen].tolist() for name in ("rank", "queue", "code", "bytes")), strict=True
+        )
+        met: dict[tuple[int, int, int], tuple[int, float]] = {}
+        for rank, queue, code, num_bytes in rows:
+            times, _ = met.get((rank, queue, code), (0, 0.0))
+            met[rank, queue, code] = times + 1, num_bytes
+        return met
+
+    native_seen, plan_seen = seen(found), seen(expected)
+    assert native_seen.keys() == plan_seen.keys()
+    assert {times for times, _ in native_seen.values()} == {1}
+    element = {"fp32": 4, "bf16": 2}[trial.dtype]
+    for key, (_, num_bytes) in native_seen.items():
+        kind, pass_ = view(key[2]).kind, view(key[2]).pass_
+        row = case.model.hidden_size * element
+        if kind is Kind.COMBINE:
+            assert num_bytes == plan_seen[key][1]
+        elif kind is Kind.DISPATCH:
+            # Beside a row: the plan's pairs are of row and weight; megatron-core sends the weight, and sorts by expert.
+            rows = num_bytes / (row + 4)
+            assert rows == plan_seen[key][1] / (row + (8 if pass_ is Pass.F else 4))
+    assert sum(num_bytes for _, num_bytes in native_seen.values()) > 0
+    # In time, each rank's attention follows the plan.
+    for rank in np.unique(found.rank).tolist():
+        order = [
+            [int(code) for code, k, p in sorted_rows(timeline, rank) if k == Kind.ATTENTION and p in (Pass.F, Pass.B)]
+            for timeline in (found, expected)
+        ]
+        assert order[0] == order[1], rank
+    trace = to_chrome(found, title="megatron-core", placement=plan_of(case).placement)
+    assert len(trace["traceEvents"]) > len(found)
+    assert native.trial.metrics["compute_s"] > 0
+    assert native.trial.metrics["send_s"] > 0
+
+
+def sorted_rows(timeline: Timeline, rank: int) -> list[tuple[int, int, int]]:
+    """(code, kind, pass) of a rank's operations, by their starts."""
+    own = np.flatnonzero(timeline.rank == rank)
+    own = own[np.argsort(timeline.start_s[own], kind="stable")]
+    columns = unpack(timeline.code[own])
+    return list(zip(timeline.code[own].tolist(), columns.kind.tolist(), columns.pass_.tolist(), strict=True))
+
+
+def test_its_step_is_drawn_from_the_command_line(tmp_path: Path) -> None:
+    options = ["megatron", "--model", "tiny", "--ranks", "2", "--layout", "ep=2", "copies=expert"]
+    options += ["--out", str(tmp_path / "step.json"), "--trainer", "native"]
+    facts = call_json("trace", *options, "--executed")
+    assert facts["kind"] == "measured"
+    names = [event["name"] for event in json.loads((tmp_path / "step.json").read_text())["traceEvents"]]
+    assert "attn:B3.1" in names
+    assert not any("W3" in name for name in names)  # these are within megatron-core's backward
+    assert "trainer: 'native'" in call("trace", *options, "--cluster", "h800x1", code=2).stderr
+
+
+def test_a_recomputed_layer_is_seen_twice(pool: RankPool) -> None:
+    case = Trial("megatron", megatron(ep=2, recompute="redispatch")).case()
+    found = measure(case, steps=2, pool=pool, data="synthetic", keep_timeline=True).timeline
+    assert found is not None
+    passes = [p for _, kind, p in sorted_rows(found, 0) if kind == Kind.EXPERT]
+    assert sorted(passes) == sorted([Pass.F, Pass.R, Pass.B] * (2 * SMALL.num_layers))
 
 
 REFUSED = [

@@ -198,7 +198,7 @@ def _ran(cases: "list[Case]", steps: int, device: str, out: Path, files: list[Pa
     files += _drawn(panels, out, "compare-measured")
     for one in ran:
         if one.timeline is None and one.trial.status == "ok":
-            why = "code of its own runs it and keeps no timeline"
+            why = "it runs in one process, without a plan"
             typer.echo(f"moebench: {one.label} is not in compare-measured: {why}", err=True)
     return ran
 

@@ -80,6 +80,7 @@ def trace(
     ] = False,
     ranks: options.Ranks = 4,
     device: options.Device = "cpu",
+    trainer: options.Trainer_ = None,
     json: options.Json = False,
 ) -> None:
     """Trace one optimizer step: a file for https://ui.perfetto.dev or chrome://tracing, and a drawing (PNG, PDF)."""
@@ -103,8 +104,10 @@ def trace(
             layout,
             cluster,
         )
-        timeline, placement = _executed(case, device)
+        timeline, placement = _executed(case, device, trainer)
     else:
+        if trainer is not None:
+            raise BadInput("trainer", trainer, "none without --executed: what is simulated is the plan")
         if cluster is None:
             raise BadInput("cluster", None, "a cluster to simulate, or --executed")
         case, timeline, placement = _simulated(
@@ -144,14 +147,14 @@ def _simulated(
     return found.case, found.timeline, found.program.plan.placement
 
 
-def _executed(case: "Case", device: str) -> "tuple[Timeline, Placement]":
+def _executed(case: "Case", device: str, trainer: str | None) -> "tuple[Timeline, Placement]":
     from bench.cli.training import require_torch
     from bench.system import plan_of
 
     require_torch()
     from bench.execute.train import executed_timeline
 
-    return executed_timeline(case, device=options.device_of(device)), plan_of(case).placement
+    return executed_timeline(case, device=options.device_of(device), trainer=trainer), plan_of(case).placement
 
 
 def write(case: "Case", timeline: "Timeline", placement: "Placement", out: Path) -> list[Path]:

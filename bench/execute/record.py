@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bench.action import Action, pack, unpack
 from bench.execute.transport import Channel
 from bench.program import Ints, Op, Program
 from bench.timeline import Seconds, Timeline
@@ -45,6 +47,69 @@ class StepResult:
     load: dict[int, list[int]]
     expert_ids: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     peak_bytes: int = 0
+
+
+class NativeSpan(NamedTuple):
+    """Something that a system's own code did: from when to when, in seconds from the rank's own start of the step."""
+
+    op: Op
+    action: Action
+    start_s: float
+    end_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class NativeTrace:
+    """Of a rank's step; `base_s` as in `StepResult`."""
+
+    rank: int
+    spans: tuple[NativeSpan, ...]
+    base_s: float
+
+
+def native_timeline(program: Program, traces: Sequence[NativeTrace], clock_error_s: float = 0.0) -> Timeline:
+    """The measured timeline of a system's own code, each span in the queue where the plan has its kind.
+
+    When an operation could have begun is not known: it is ready when it starts.
+    """
+    first = min(trace.base_s for trace in traces)
+    size = program.plan.placement.size
+    groups = program.plan.placement.groups
+    all_spans = [(trace, span) for trace in traces for span in trace.spans]
+    start, end = (
+        np.array([getattr(span, name) + trace.base_s - first for trace, span in all_spans])
+        for name in ("start_s", "end_s")
+    )
+    queues = [
+        _queue_of(program, next(group.name for group in groups if trace.rank % size in group.ranks), span.action)
+        for trace, span in all_spans
+    ]
+    return Timeline(
+        source="measured",
+        queues=program.queues,
+        rank=np.array([trace.rank for trace, _ in all_spans], dtype=np.int32),
+        queue=np.array(queues, dtype=np.int32),
+        op=np.array([span.op for _, span in all_spans], dtype=np.int8),
+        code=pack(span.action for _, span in all_spans),
+        ready_s=start.copy(),
+        start_s=start,
+        end_s=end,
+        bytes=np.array([span.num_bytes for _, span in all_spans], dtype=np.float64),
+        flops=np.zeros(len(all_spans)),
+        alloc_bytes=np.zeros(len(all_spans)),
+        clock_error_s=clock_error_s,
+    )
+
+
+def _queue_of(program: Program, group: str, action: Action) -> int:
+    """The number of the group's queue in which actions of this kind stand; its first one where there is none."""
+    own = [number for number, (name, _) in enumerate(program.queues) if name == group]
+    kinds = unpack(program.code).kind
+    for number in own:
+        if (kinds[program.queue_ptr[number] : program.queue_ptr[number + 1]] == action.kind).any():
+            return number
+    return own[0]
 
 
 def merge_timeline(program: Program, results: Sequence[StepResult], clock_error_s: float = 0.0) -> Timeline:

@@ -22,7 +22,7 @@ from bench.execute.job import Job
 from bench.execute.loop import Loop
 from bench.execute.optimizer import clip_scale, square_sum
 from bench.execute.rank import flight, rank_device, report
-from bench.execute.record import StepResult
+from bench.execute.record import NativeTrace, StepResult
 from bench.execute.reference import ReferenceModel
 from bench.execute.shards import whole_shards
 from bench.execute.trainer import NativeStep, open_trainer, sent_bytes
@@ -55,7 +55,7 @@ class RankOutcome:
     """What a rank brings home. traced: the step that was asked for, on rank 0's clock."""
 
     clock: Clock
-    traced: StepResult | None
+    traced: StepResult | NativeTrace | None
     telemetry: RankTelemetry | None = None
     peak_bytes: int = 0
 
@@ -99,13 +99,13 @@ def _train_steps(job: Job, loop: Loop) -> RankOutcome:
         load(loop.saved, trainer.held_shards())
         trainer.after_loading(loop.first)
     clock = align_clocks()
-    kept: StepResult | None = None
+    kept: StepResult | NativeTrace | None = None
     peak = 0
     with _telemetry(loop.telemetry_hz, clock.offset_s) as session:
         for step in loop.numbers:
             flight().phase(Phase.STEP, step)
             start = time.perf_counter()
-            result = trainer.step(step)
+            result = trainer.step(step, traced=step == loop.traced)
             grad_norm = trainer.grad_norm()  # waits for the device
             end = time.perf_counter()
             if session is not None:
@@ -115,8 +115,9 @@ def _train_steps(job: Job, loop: Loop) -> RankOutcome:
             if trainer.rank == 0:
                 report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), imbalance))
             peak = max(peak, result.peak_bytes)
-            if step == loop.traced and isinstance(result, StepResult):
-                kept = dataclasses.replace(result, base_s=result.base_s + clock.offset_s)
+            found = result if isinstance(result, StepResult) else result.trace
+            if step == loop.traced and found is not None:
+                kept = dataclasses.replace(found, base_s=found.base_s + clock.offset_s)
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 break
             loop.save_if_due(job, step, trainer.saved_shards, session)

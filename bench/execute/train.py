@@ -23,7 +23,7 @@ from bench.execute.flight import last_actions
 from bench.execute.job import Job
 from bench.execute.loop import Loop, loop_of
 from bench.execute.pool import RankError, RankPool, Ranks
-from bench.execute.record import merge_timeline
+from bench.execute.record import NativeTrace, StepResult, merge_timeline, native_timeline
 from bench.execute.steps import RankOutcome, StepRecord, train_on_rank, train_reference
 from bench.execute.sync import OptimizerSettings
 from bench.predict import costs_of
@@ -90,7 +90,7 @@ def train(
         data: ``text``, real bytes, for which the model's vocabulary must be 256 or more; or ``synthetic``.
         serial: runs the plan without overlap, see `bench.serial`.
         weights: where they are drawn, see `Job`; the reference draws them on the host.
-        timeline_step: step whose timeline is kept; negative numbers count from the end. A system's own code has none.
+        timeline_step: step whose timeline is kept; negative numbers count from the end.
         telemetry_hz: samples a second on every rank; none where not given.
         on_telemetry: called with each rank's telemetry when the steps have ended, also by an error on that rank.
         trainer: see `bench.system.TRAINERS`; what the system takes unless told where not given.
@@ -135,9 +135,7 @@ def train(
         early = len(records) < len(loop.numbers)
         last = last_actions(ranks.flights(num_ranks), None if alone else job.program) if early else ()
     _tell([outcome.telemetry for outcome in outcomes], on_telemetry)
-    clock_error_s = outcomes[0].clock.error_s
-    traces = [outcome.traced for outcome in outcomes if outcome.traced is not None]
-    timeline = _counted(job, merge_timeline(job.program, traces, clock_error_s=clock_error_s)) if traces else None
+    timeline = _timeline(job, outcomes)
     return _result(case, records, timeline, outcomes, last)
 
 
@@ -149,14 +147,26 @@ def executed_timeline(
     pool: Ranks | None = None,
     warmup_steps: int = 2,
     data: str = "text",
+    trainer: str | None = "plan",
 ) -> Timeline:
-    """One executed step of the case's plan, after some to warm up; of `reference` its plan, too, on one rank."""
-    job = Job.of(case, data)
+    """One executed step of a case, after some to warm up; of `reference` its plan, too, on one rank."""
+    job = Job.of(case, data, trainer=trainer)
     with _ranks(job, job.world_size, pool, device, transport) as ranks:
         loop = Loop(steps=warmup_steps + 1, settings=OptimizerSettings(), traced=warmup_steps)
         outcomes = ranks.run(train_on_rank, job, loop, world_size=job.world_size)
-    traces = [outcome.traced for outcome in outcomes]
-    return _counted(job, merge_timeline(job.program, traces, clock_error_s=outcomes[0].clock.error_s))
+    timeline = _timeline(job, outcomes)
+    assert timeline is not None
+    return timeline
+
+
+def _timeline(job: Job, outcomes: Sequence[RankOutcome]) -> Timeline | None:
+    """Of the step that was asked for."""
+    clock_error_s = outcomes[0].clock.error_s
+    of_plan = [one.traced for one in outcomes if isinstance(one.traced, StepResult)]
+    native = [one.traced for one in outcomes if isinstance(one.traced, NativeTrace)]
+    if of_plan:
+        return _counted(job, merge_timeline(job.program, of_plan, clock_error_s=clock_error_s))
+    return _counted(job, native_timeline(job.program, native, clock_error_s=clock_error_s)) if native else None
 
 
 def _counted(job: Job, timeline: Timeline) -> Timeline:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bench.execute.job import Job
 from bench.execute.rank import rank_device
+from bench.execute.record import NativeTrace
 from bench.execute.runtime import Sequences, StepResult, Worker
 from bench.execute.shards import Shard, after_loading, held_shards, saved_shards
 from bench.execute.staged import warm_up
@@ -25,13 +26,18 @@ from bench.system import RunsAsItself, get_system
 
 @dataclass(frozen=True)
 class NativeStep:
-    """What a rank reports of a step of a system's own code; see `bench.execute.record.StepResult`."""
+    """What a rank reports of a step of a system's own code; see `bench.execute.record.StepResult`.
+
+    Attributes:
+        trace: its operations with their times, where they were asked for.
+    """
 
     rank: int
     loss: float
     load: dict[int, list[int]]
     expert_ids: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     peak_bytes: int = 0
+    trace: NativeTrace | None = None
 
 
 class Trainer(Protocol):
@@ -43,8 +49,8 @@ class Trainer(Protocol):
 
     rank: int
 
-    def step(self, number: int, *, keep_expert_ids: bool = False) -> StepResult | NativeStep:
-        """One optimizer step on the global batch of that number."""
+    def step(self, number: int, *, keep_expert_ids: bool = False, traced: bool = False) -> StepResult | NativeStep:
+        """One optimizer step on the global batch of that number; with `traced`, the times of its operations."""
         ...
 
     def grad_norm(self) -> float:
@@ -146,8 +152,8 @@ class RankTrainer:
             offload=job.case.layout.offloads_state,
         )
 
-    def step(self, number: int, *, keep_expert_ids: bool = False) -> StepResult:
-        """One optimizer step on the global batch of that number."""
+    def step(self, number: int, *, keep_expert_ids: bool = False, traced: bool = True) -> StepResult:
+        """One optimizer step on the global batch of that number; its operations' times are always known."""
         return self.worker.run_step(number, self._sequences(number), keep_expert_ids=keep_expert_ids)
 
     def _sequences(self, number: int) -> Sequences:

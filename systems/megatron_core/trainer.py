@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -15,14 +17,18 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from torch import Tensor
 
+from bench.action import Kind
 from bench.execute.job import Job
 from bench.execute.rank import rank_device
+from bench.execute.record import NativeTrace
 from bench.execute.shards import Shard
 from bench.execute.sync import OptimizerSettings
 from bench.execute.trainer import NativeStep
+from bench.program import Op
 from systems.megatron_core.cpu import running_on
 from systems.megatron_core.model import build_chunks, full_config, global_views, initialise
 from systems.megatron_core.parts import Choices, Experts, Router
+from systems.megatron_core.record import Recorder
 from systems.megatron_core.state import after_loading, state_shards
 
 OnTurn = Callable[[str, int, int], None]
@@ -51,6 +57,7 @@ class MegatronTrainer:
         self._on_summed, self._on_turn = on_summed, on_turn
         self._corpus = job.corpus()
         self._norm = 0.0
+        self._recorder: Recorder | None = None
         self._forced = cache(self._forced_ids)  # the same in every step, and slower to draw than to train on
         with running_on(self.device):
             self._open(norm_jitter)
@@ -97,12 +104,25 @@ class MegatronTrainer:
         )
         self._run = get_forward_backward_func()
 
-    def step(self, number: int, *, keep_expert_ids: bool = False) -> NativeStep:
+    def step(self, number: int, *, keep_expert_ids: bool = False, traced: bool = False) -> NativeStep:
         """One optimizer step on the global batch of that number."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with running_on(self.device):
-            return self._step(number, keep_expert_ids)
+            if not traced:
+                return self._step(number, keep_expert_ids)
+            recomputes = self.job.case.layout.recompute != "none"
+            self._recorder = Recorder(self._whole, self.device, recomputes=recomputes)
+            try:
+                with self._recorder.recording():
+                    done = self._step(number, keep_expert_ids)
+                trace = NativeTrace(self.rank, self._recorder.spans(), self._recorder.base_s)
+            finally:
+                self._recorder = None
+            return dataclasses.replace(done, trace=trace)
+
+    def _noted(self, op: Op, kind: Kind) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._recorder is None else self._recorder.span(op, kind)
 
     def _step(self, number: int, keep: bool) -> NativeStep:
         layout, batch = self.job.case.layout, self.job.batch
@@ -128,7 +148,8 @@ class MegatronTrainer:
             forward_only=False,
         )
         self._set_rate(number)
-        succeeded, norm, _ = self.optimizer.step()
+        with self._noted(Op.UPDATE, Kind.UPDATE):
+            succeeded, norm, _ = self.optimizer.step()
         assert succeeded
         self._norm = float(norm)
         return NativeStep(
@@ -191,7 +212,8 @@ class MegatronTrainer:
 
     def _finalise(self, *args: Any, **options: Any) -> None:
         """megatron-core's end of a backward: gradients summed over ranks."""
-        finalize_model_grads(*args, **options)
+        with self._noted(Op.SYNC, Kind.SYNC):
+            finalize_model_grads(*args, **options)
         if self._on_summed is not None:
             if self.job.case.layout.shard_state:
                 self._gather_gradients()
