@@ -2,8 +2,9 @@
 
 Every system has the same model, global batch and experts' choices (balanced), and both GPUs. A round runs all of them
 one after the other, each for a few steps from fresh weights, and the rounds follow one another, so that what drifts
-(temperature, clocks) meets all alike. Of each round the steps after the first count. NCCL and copy engines carry the
-same messages; within a round NCCL goes first, and a transport that hung once is left alone. A trial is written when its
+(temperature, clocks) meets all alike. Of each round the steps after the first count. The network is dialled by what
+carries the same messages: NCCL with the usual thread blocks, NCCL capped at two of them, copy engines. Within a round
+NCCL goes first, and a transport that hung once is left alone. A trial is written when its
 run ends. Beside every measured step stands the one simulated with `h200-measured` costs, as it comes out.
 
 With `--device cpu` the same path runs with a tiny model on two processes: to see that it works, and no result. Where
@@ -29,6 +30,7 @@ from bench.predict import GIB, costs_of, predict
 from bench.results import PUBLISHED, Store, read_trials
 from bench.serial import serialised
 from bench.system import get_system, plan_of
+from bench.transports import NCCL_BLOCKS
 from bench.trial import Trial
 from experiments import Evidence, Request
 from experiments._beside import tables
@@ -36,7 +38,7 @@ from experiments._beside import tables
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SUMMARY = "systems side by side on two H200: real shapes, NCCL and copy engines, predictions beside (measured)"
+SUMMARY = "systems side by side on two H200: real shapes, three transports, predictions beside (measured)"
 DEVICES = ("cuda", "cpu")
 NUM_RANKS = 2
 # Of a GPU's memory, what the lower bound of the memory model may take: activations of more micro-batches, buffers of
@@ -96,17 +98,20 @@ SYSTEMS = (
     ("dualpipe-v", V),
     ("disagmoe", DISAGMOE),
 )
-ON_COPY_ENGINES = ("ep", "megatron-overlap", "disagmoe")
-TRANSPORTS = ("nccl", "gloo", "copy", "host")  # in the order of rows and bars
+ON_EVERY_TRANSPORT = ("ep", "megatron-overlap", "disagmoe")
+# In the order of rows and bars; the first of a device is every system's.
+DIAL = {"cuda": ("nccl", "nccl:2", "copy"), "cpu": ("gloo", "host")}
+TRANSPORTS = (*DIAL["cuda"], *DIAL["cpu"])
 
 
-def entries(first: str, second: str) -> tuple[Entry, ...]:
-    """Every system over the first transport, some over the second as well."""
+def entries(device: str) -> tuple[Entry, ...]:
+    """Every system over the device's first transport, some over the others as well."""
+    first, *others = DIAL[device]
     found = [Entry(name, layout, first) for name, layout in SYSTEMS]
-    found += [Entry(name, layout, second) for name, layout in SYSTEMS if name in ON_COPY_ENGINES]
+    found += [Entry(name, layout, each) for each in others for name, layout in SYSTEMS if name in ON_EVERY_TRANSPORT]
     # What the overlap is measured by.
-    found += [Entry("disagmoe", DISAGMOE, transport, serial=True) for transport in (first, second)]
-    return tuple(sorted(found, key=lambda entry: entry.transport == second))
+    found += [Entry("disagmoe", DISAGMOE, transport, serial=True) for transport in DIAL[device]]
+    return tuple(sorted(found, key=lambda entry: DIAL[device].index(entry.transport)))
 
 
 def setting(device: str, quick: bool) -> Setting:
@@ -115,10 +120,10 @@ def setting(device: str, quick: bool) -> Setting:
         fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": NUM_RANKS, "nics_per_node": NUM_RANKS}
         work = Workload(seq_len=64, global_batch_tokens=64 * 16, dtype="fp32", routing="balanced")
         models = (get_model("tiny"), get_model("tiny-shared"))[: 1 if quick else 2]
-        return Setting(device, models, Cluster.from_fields(fields), work, entries("gloo", "host"), 1 if quick else 2, 3)
+        return Setting(device, models, Cluster.from_fields(fields), work, entries(device), 1 if quick else 2, 3)
     cluster = get_cluster("h200x2gpu")
     work = Workload(seq_len=4096, global_batch_tokens=4096 * 16, dtype="bf16", routing="balanced")
-    chosen = entries("nccl", "copy")
+    chosen = entries(device)
     models = tuple(shape(name, cluster, work, chosen) for name in MODELS[: 1 if quick else None])
     return Setting(device, models, cluster, work, chosen, rounds=1 if quick else 2, steps=4)
 
@@ -254,9 +259,15 @@ def _place(row: dict[str, Any]) -> tuple[int, str, int, int, bool]:
     return number, model, systems.index(row["system"]), TRANSPORTS.index(row["transport"]), row["serial"]
 
 
+def _transport(execution: dict[str, Any]) -> str:
+    """What carried a trial's payload, as it is asked for: with NCCL's thread blocks where these are not the usual."""
+    name, blocks = str(execution["transport"]), execution.get("nccl_blocks", NCCL_BLOCKS)
+    return name if blocks == NCCL_BLOCKS else f"{name}:{blocks}"
+
+
 def _label(trial: Trial) -> str:
     how = trial.provenance["execution"]
-    return f"{trial.case.system}, {how['transport']}" + (", serial" if how["serial"] else "")
+    return f"{trial.case.system}, {_transport(how)}" + (", serial" if how["serial"] else "")
 
 
 def _hidden(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -295,7 +306,7 @@ def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
     row = {
         "model": case.model.name,
         "system": case.system,
-        "transport": how["transport"],
+        "transport": _transport(how),
         "serial": how["serial"],
         "layout": str(case.layout),
         "cluster": case.cluster.name,

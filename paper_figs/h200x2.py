@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NEEDED = ("model", "system", "transport", "serial", "layout", "source", "step_time_s", "tokens_per_s_per_gpu")
-SECOND = ("copy", "host")  # transports whose bars are hatched
 _LEFT_IN, _RIGHT_IN, _GAP_IN, _TOP_IN = 0.6, 0.1, 0.4, 0.4
 _RATES_IN, _ERRORS_IN, _BETWEEN_IN, _NAMES_IN, _LINE_IN = 1.6, 0.9, 0.15, 0.75, 0.105
-_BAR = 0.38
+_BARS = 0.76  # width of a system's bars together
 
 
 def draw(frame: "DataFrame", note: str = "") -> "Figure":
@@ -81,11 +80,19 @@ def draw(frame: "DataFrame", note: str = "") -> "Figure":
 
 
 def _place(row: "Mapping[Hashable, Any]", rows: "DataFrame", systems: list[str]) -> float:
-    """Of a row's bar: two transports of a system stand side by side."""
-    middle = systems.index(row["system"])
-    if (rows["system"] == row["system"]).sum() == 1:
-        return middle
-    return middle + (_BAR / 2 if row["transport"] in SECOND else -_BAR / 2)
+    """Of a row's bar: the transports of a system stand side by side."""
+    own = list(rows.loc[rows["system"] == row["system"], "transport"])
+    return systems.index(row["system"]) + _width(rows) * (own.index(row["transport"]) - (len(own) - 1) / 2)
+
+
+def _width(rows: "DataFrame") -> float:
+    """Of a bar: as many stand side by side as the system with the most transports has."""
+    return _BARS / max(2, int(rows.groupby("system").size().max()))
+
+
+def _hatch(transport: str) -> str | None:
+    """Plain for the first transport of a device; one with a number has fewer of its thread blocks."""
+    return "....." if ":" in transport else "/////" if transport in ("copy", "host") else None
 
 
 def _rates(ax: "Axes", rows: "DataFrame", systems: list[str]) -> None:
@@ -94,8 +101,8 @@ def _rates(ax: "Axes", rows: "DataFrame", systems: list[str]) -> None:
     for row in rows.to_dict("records"):
         place = _place(row, rows, systems)
         rate, tokens = row["tokens_per_s_per_gpu"] / 1e3, row["tokens_per_s_per_gpu"] * row["step_time_s"] / 1e3
-        hatch = "/////" if row["transport"] in SECOND else None
-        ax.bar(place, rate, _BAR, color=colours[row["system"]], edgecolor=INK, linewidth=0.4, hatch=hatch)
+        look = {"color": colours[row["system"]], "edgecolor": INK, "linewidth": 0.4}
+        ax.bar(place, rate, _width(rows), hatch=_hatch(row["transport"]), **look)
         fastest, slowest = (tokens / row[name] for name in ("step_time_low_s", "step_time_high_s"))
         ax.plot([place, place], [slowest, fastest], color=INK, linewidth=0.8)
         if row.get("hidden_share") == row.get("hidden_share") and row.get("hidden_share") is not None:
@@ -112,12 +119,9 @@ def _rates(ax: "Axes", rows: "DataFrame", systems: list[str]) -> None:
 def _name_transports(ax: "Axes", rows: "DataFrame") -> None:
     from matplotlib.patches import Patch
 
-    words = dict.fromkeys(sorted(rows["transport"], key=lambda name: name in SECOND))
-    handles = [
-        Patch(facecolor="white", edgecolor=INK, linewidth=0.4, hatch="/////" if name in SECOND else None, label=name)
-        for name in words
-    ]
-    ax.legend(handles=handles, loc="upper right", fontsize=SMALL_PT, ncols=2, borderaxespad=0.1)
+    words = sorted(set(rows["transport"]), key=lambda name: (_hatch(name) or "", name))
+    handles = [Patch(facecolor="white", edgecolor=INK, linewidth=0.4, hatch=_hatch(name), label=name) for name in words]
+    ax.legend(handles=handles, loc="upper right", fontsize=SMALL_PT, ncols=len(words), borderaxespad=0.1)
 
 
 def _errors(ax: "Axes", rows: "DataFrame", systems: list[str]) -> None:

@@ -13,6 +13,8 @@ from bench.fits import require_fits_here
 from bench.predict import predict
 from bench.results import PUBLISHED, read_trials
 from bench.system import get_system
+from bench.transports import NCCL_BLOCKS, Carrier
+from bench.trial import Trial
 from experiments import Request, get_experiment, h200x2
 from experiments.h200x2 import case_of, setting
 from paper_figs import h200x2 as drawing
@@ -77,6 +79,36 @@ def test_the_whole_path_on_two_processes(tmp_path: Path) -> None:
         .equals(frame.sort_values(["system", "transport", "serial"]).reset_index(drop=True))
     )
     assert all(path.stat().st_size > 0 for path in save(drawing.draw(**evidence.drawn), tmp_path / "out", "h200x2"))
+
+
+def test_the_network_is_dialled(on_gpus: h200x2.Setting) -> None:
+    dialled = {system: [] for system, _ in h200x2.SYSTEMS}
+    for entry in on_gpus.entries:
+        dialled[entry.system] += [entry.transport] if not entry.serial else []
+    assert dialled["ep"] == dialled["megatron-overlap"] == dialled["disagmoe"] == ["nccl", "nccl:2", "copy"]
+    assert dialled["tutel"] == dialled["dualpipe-v"] == ["nccl"]
+    serial = [entry.transport for entry in on_gpus.entries if entry.serial]
+    assert serial == dialled["disagmoe"]
+    for word, blocks in (("nccl", NCCL_BLOCKS), ("nccl:2", 2)):
+        assert Carrier.of(word, "cuda", 2, 2).blocks == blocks
+
+
+def test_capped_nccl_has_rows_and_bars_of_its_own(tmp_path: Path) -> None:
+    trials = [trial for _, trial in read_trials([PUBLISHED / "h200x2"]) if trial.case.model.name.startswith("qwen3")]
+
+    def capped(trial: Trial) -> Trial:
+        how = {**trial.provenance["execution"], "nccl_blocks": 2}
+        slower = {**trial.samples, "step_time_s": [2 * step_s for step_s in trial.samples["step_time_s"]]}
+        changes = {"provenance": {**trial.provenance, "execution": how}, "samples": slower}
+        return trial.model_copy(update=changes)
+
+    usual = [trial for trial in trials if trial.provenance["execution"]["transport"] == "nccl"]
+    found = h200x2.evidence([*trials, *map(capped, usual)], "")
+    step_s = found.data.set_index(["system", "transport", "serial"])["step_time_s"]
+    assert len(step_s) == len(h200x2.table(trials)) + len(h200x2.table(usual))
+    assert step_s["disagmoe", "nccl:2", True] == 2 * step_s["disagmoe", "nccl", True]
+    assert list(found.data.loc[found.data["system"] == "ep", "transport"]) == ["nccl", "nccl:2", "copy"]
+    assert all(path.stat().st_size > 0 for path in save(drawing.draw(**found.drawn), tmp_path, "h200x2"))
 
 
 def test_without_rows_nothing_is_drawn(on_gpus: h200x2.Setting) -> None:
