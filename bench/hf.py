@@ -1,7 +1,7 @@
 """Models from a Hugging Face ``config.json`` of the supported mixture-of-experts families.
 
-The keys are those of the ``configuration_*.py`` of huggingface/transformers. Rotary scaling, dropout,
-multi-token prediction and quantisation do not change the shapes that are counted here and are left out.
+The keys are those of the ``configuration_*.py`` of huggingface/transformers. Dropout, multi-token prediction and
+quantisation do not change the shapes that are counted here and are left out; of rotary scaling the kind is kept.
 """
 
 import re
@@ -106,6 +106,8 @@ def _common(config: Config) -> Fields:
     num_heads = config.count("num_attention_heads")
     rope = config.get("rope_parameters", {})
     theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
+    scaling = {**(rope if isinstance(rope, Mapping) else {}), **_mapping(config, "rope_scaling")}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
     return {
         "num_layers": config["num_hidden_layers"],
         "hidden_size": config["hidden_size"],
@@ -115,9 +117,17 @@ def _common(config: Config) -> Fields:
         "vocab_size": config["vocab_size"],
         "tied_head": config.get("tie_word_embeddings", False),
         "rope_theta": config.get("rope_theta", theta if theta is not None else 10000.0),
+        "rope_scaling": "none" if kind == "default" else kind,
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "top_k": config["num_experts_per_tok"],
     }
+
+
+def _mapping(config: Config, key: str) -> Mapping[str, Any]:
+    value = config.get(key, {})
+    if not isinstance(value, Mapping):
+        raise BadInput(f"config.{key}", value, "an object")
+    return value
 
 
 def _gpt_oss(config: Config) -> Fields:

@@ -4,7 +4,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from bench.errors import BadInput, from_pydantic, unknown
 from bench.files import looks_like_path, parse_mapping, read_mapping
@@ -53,6 +61,7 @@ class Model(BaseModel):
             ``router_groups`` groups of neighbouring experts.
         router_bias: a per-expert bias on the scores, for the choice and not for the weights (DeepSeek-V3).
         router_linear_bias: the router's projection has a bias, which is part of the logits (GPT-OSS).
+        rope_scaling: how rotary frequencies are stretched to longer sequences (``yarn``); nothing counted changes.
         aux_loss_coeff, z_loss_coeff: of the load-balancing loss, and of the logits' squared log-sum-exp.
     """
 
@@ -89,9 +98,15 @@ class Model(BaseModel):
     vocab_size: Annotated[int, Field(ge=2, le=1 << 24)]
     tied_head: bool = False
     rope_theta: Annotated[float, Field(gt=1, le=1e12, allow_inf_nan=False)] = 10000.0
+    rope_scaling: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = "none"
     norm_eps: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)] = 1e-6
     aux_loss_coeff: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.0
     z_loss_coeff: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.0
+
+    @model_serializer(mode="wrap")
+    def _without_usual_scaling(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The field came later: left out at its default, so that ids of earlier cases stay what they were."""
+        return {key: value for key, value in handler(self).items() if (key, value) != ("rope_scaling", "none")}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

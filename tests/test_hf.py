@@ -5,6 +5,8 @@ import json
 import pytest
 
 from bench.errors import BadInput
+from bench.execute.support import unsupported
+from bench.flops import num_parameters
 from bench.hf import FAMILIES, model_from_config
 from bench.models import MODELS, get_model
 
@@ -170,6 +172,29 @@ def test_rope_theta_may_stand_in_rope_parameters():
     assert model.rope_theta == 5e5
 
 
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 40}}, "yarn"),  # DeepSeek's spelling
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 32.0}}, "yarn"),  # GPT-OSS's
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3"}}, "llama3"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "none"),
+        ({"rope_scaling": None}, "none"),
+    ],
+)
+def test_rotary_scaling_is_kept_by_its_name_and_refused_where_it_would_run(keys, kind):
+    usual = DEEPSEEK_V2 | {"topk_method": "greedy"}
+    model = model_from_config(usual | keys, "x")
+    assert model.rope_scaling == kind
+    plain = model_from_config(usual, "x")
+    assert num_parameters(model) == num_parameters(plain)
+    lines = unsupported(model)
+    assert lines == ([] if kind == "none" else [f"model.rope_scaling: {kind!r} is not valid; allowed: none to execute"])
+    # Cases of models without it have the ids that they had.
+    assert ("rope_scaling" in model.model_dump()) == (kind != "none")
+    assert type(model)(**model.model_dump()) == model
+
+
 def test_dense_first_layers_of_qwen():
     model = model_from_config(QWEN3 | {"mlp_only_layers": [0, 1]}, "x")
     assert (model.num_dense_layers, model.dense_hidden_size) == (2, 12288)
@@ -199,6 +224,8 @@ def test_missing_keys_are_named_together():
         (QWEN3 | {"vocab_size": "many"}, "model.vocab_size"),
         (GPT_OSS | {"layer_types": ["linear_attention"] * 36}, "config.layer_types"),
         (GPT_OSS | {"layer_types": 7}, "config.layer_types"),
+        (GPT_OSS | {"rope_scaling": "yarn"}, "config.rope_scaling"),
+        (GPT_OSS | {"rope_scaling": {"rope_type": "Ya RN"}}, "model.rope_scaling"),
         (DEEPSEEK_V2 | {"topk_method": "random"}, "config.topk_method"),
         (DEEPSEEK_MOE | {"moe_layer_freq": 2}, "config.moe_layer_freq"),
         (DEEPSEEK_MOE | {"n_shared_experts": "2"}, "config.n_shared_experts"),

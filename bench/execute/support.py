@@ -26,6 +26,8 @@ def _refused(model: Model) -> list[tuple[str, object, str]]:
             refused.append((field, True, "False"))
     if model.activation != "swiglu":
         refused.append(("activation", model.activation, "swiglu"))
+    if model.rope_scaling != "none":
+        refused.append(("rope_scaling", model.rope_scaling, "none"))
     if model.router_groups != 1:
         refused.append(("router_groups", model.router_groups, "1"))
     for field in ("hidden_size", "expert_hidden_size"):
