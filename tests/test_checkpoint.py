@@ -125,6 +125,19 @@ def test_any_layout_loads_what_another_saved(
         assert losses == pytest.approx(expected.losses[SAVED:], rel=1e-5), name
 
 
+@pytest.mark.parametrize("trainer", ["native", "plan"])
+def test_a_run_goes_through_megatron_and_back(
+    trainer: str, expected: TrainResult, tmp_path: Path, pool: RankPool
+) -> None:
+    """Each goes on from what the one before saved; `trainer` is who runs megatron's legs."""
+    legs = [("2:1:2", None), ("megatron sharded", trainer), ("reference", None), ("megatron", trainer), ("4:4", None)]
+    losses: list[float] = []
+    for stop, (name, by) in zip((1, 3, 4, 5, STEPS), legs, strict=True):
+        resume = {"resume": tmp_path} if losses else {"settings": QUICK}
+        losses += train(case_for(name), steps=stop, pool=pool, trainer=by, saving=Saving(tmp_path), **resume).losses
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+
+
 def test_moments_and_the_learning_rate_go_on_too(expected: TrainResult, tmp_path: Path, pool: RankPool) -> None:
     """A run that began anew with these weights would do otherwise; the step number sets the rate and the data."""
     run_and_save(case_for("ep"), tmp_path, pool, SAVED)
