@@ -101,7 +101,7 @@ def _rates(ax: "Axes", rows: "DataFrame", systems: list[str]) -> None:
     for row in rows.to_dict("records"):
         place = _place(row, rows, systems)
         rate, tokens = row["tokens_per_s_per_gpu"] / 1e3, row["tokens_per_s_per_gpu"] * row["step_time_s"] / 1e3
-        look = {"color": colours[row["system"]], "edgecolor": INK, "linewidth": 0.4}
+        look: dict[str, Any] = {"color": colours[row["system"]], "edgecolor": INK, "linewidth": 0.4}
         ax.bar(place, rate, _width(rows), hatch=_hatch(row["transport"]), **look)
         fastest, slowest = (tokens / row[name] for name in ("step_time_low_s", "step_time_high_s"))
         ax.plot([place, place], [slowest, fastest], color=INK, linewidth=0.8)
