@@ -15,6 +15,7 @@ from bench.execute.exchange import (  # noqa: E402
     Deal,
     Inbound,
     Route,
+    RowMap,
     add_rows,
     all_weights,
     route,
@@ -123,10 +124,9 @@ def test_outputs_and_gradients_come_back_to_their_tokens(layer: Layer) -> None:
             pair_grads[i].append(split(unsorted, inbound.pairs_from)[i])
     for i, one in enumerate(routes):
         expected, expected_du, expected_dw = dense(layer, i, grads[i])
-        index = row_map(layer.ids[i], layer.deals[i]).token_index
+        index = row_map(layer.ids[i], layer.deals[i])
         assert torch.allclose(add_rows(layer.u[i], torch.cat(outputs[i]), index), layer.u[i] + expected, rtol=1e-5)
-        zero = torch.zeros_like(expected_du)
-        du = add_rows(zero, torch.cat(row_grads[i]), one.rows.token_index)
+        du = add_rows(None, torch.cat(row_grads[i]), one.rows)
         assert torch.allclose(du, expected_du, rtol=1e-4, atol=1e-4)
         dw = weight_gradients(torch.cat(pair_grads[i]), one.order, *layer.ids[i].shape)
         assert torch.allclose(dw, expected_dw, rtol=1e-4, atol=1e-4)
@@ -179,10 +179,22 @@ def test_who_adds_up_needs_only_the_ids(layer: Layer) -> None:
         assert torch.equal(whole.row_counts, alone.row_counts)
         num_rows = int(whole.row_counts.sum())
         assert torch.equal(whole.token_index[:num_rows], alone.token_index[:num_rows])
+        assert torch.equal(whole.places, alone.places)
+
+
+@given(layers())
+@settings(max_examples=60)
+def test_a_token_knows_the_places_of_its_rows(layer: Layer) -> None:
+    for ids, deal in zip(layer.ids, layer.deals, strict=True):
+        rows = route(ids, deal).rows
+        tokens = rows.token_index[: rows.row_counts.sum()].tolist()
+        expected = [[place for place, token in enumerate(tokens) if token == t] for t in range(len(ids))]
+        assert [sorted(place for place in places if place >= 0) for places in rows.places.tolist()] == expected
 
 
 def test_rows_are_summed_in_fp32() -> None:
     one, small = torch.ones(1, HIDDEN, dtype=torch.bfloat16), torch.full((256, HIDDEN), 2.0**-9, dtype=torch.bfloat16)
-    total = add_rows(one, small, torch.zeros(256, dtype=torch.int64))
+    where = torch.arange(256, dtype=torch.int32)
+    total = add_rows(one, small, RowMap(torch.zeros(256, dtype=torch.int64), torch.tensor([256]), where[None]))
     assert total.dtype == torch.bfloat16
     assert torch.equal(total, torch.full_like(one, 1.5))

@@ -204,7 +204,7 @@ def test_head_works_in_chunks_of_rows(monkeypatch):
     x, labels = torch.randn(10, 32), torch.randint(0, 64, (10,))
     island = Island(part)
     whole = island.forward("whole", x, labels, 0.1)
-    monkeypatch.setattr("bench.execute.parts.ends.CHUNK_ELEMENTS", 3 * 64)
+    monkeypatch.setattr("bench.execute.entropy.CHUNK_ELEMENTS", 3 * 64)
     chunked = island.forward("chunked", x, labels, 0.1)
     expected = torch.nn.functional.cross_entropy(part.head(part.norm(x)), labels, reduction="sum") * 0.1
     assert whole.item() == pytest.approx(expected.item(), rel=1e-6)

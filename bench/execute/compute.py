@@ -9,7 +9,7 @@ Values, by (name, layer, micro-batch):
 and by (name, layer, micro-batch, chunk):
     u, weights            of layer l's attention
     route                 `Route` of a data rank's tokens, with its counts on the host (layer l's attention)
-    row_counts, row_map   rows from every expert rank, and their tokens (whoever forms x_{l+1})
+    row_counts, row_map   rows from every expert rank, and their `RowMap` (whoever forms x_{l+1})
     rows, inbound         what the expert rank received, and `Inbound`
     permutation           of its pairs, see `Inbound.merge`
     y, y_in               expert outputs where they are made and where they are added up
@@ -153,7 +153,7 @@ class Compute:
             self.values.put("u", layer, m, u, chunk=c)
             self.values.put("weights", layer, m, weights, chunk=c)
             if stays:
-                self.values.put("row_map", layer, m, routed.rows.token_index, chunk=c)
+                self.values.put("row_map", layer, m, routed.rows, chunk=c)
                 self.values.put("row_counts", layer, m, RowCounts(counts), chunk=c)
         self.values.put("h", layer, m, out.h)
         if not stays:
@@ -177,18 +177,18 @@ class Compute:
             grads: tuple[Tensor | None, ...] = (self.values.take("g", layer + 1, m),)
         else:
             grad_h = self.values.take("G" if home.placement.stays(layer) else "Gh", layer, m)
-            grad_u, grad_weights = self._gradients_from_experts(layer, m, grad_h)
+            grad_u, grad_weights = self._gradients_from_experts(layer, m)
             grads = grad_h, grad_u, None, grad_weights
         self._put_input_gradient(layer, m, home.islands[Kind.ATTENTION, layer].backward(m, *grads)[0])
 
-    def _gradients_from_experts(self, layer: int, m: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of u, which is as `like`, and of the weights: those of all chunks, one after another."""
+    def _gradients_from_experts(self, layer: int, m: int) -> tuple[Tensor, Tensor]:
+        """Gradients of u and of the weights: those of all chunks, one after another."""
         of_u, of_weights = [], []
-        for c, zeros in enumerate(self.home.split(torch.zeros_like(like))):
+        for c in range(self.home.chunks):
             routed = self.values.take("route", layer, m, c).route
             rows, pairs = self.values.take("d_in", layer, m, c)
-            of_u.append(add_rows(zeros, rows, routed.rows.token_index))
-            of_weights.append(weight_gradients(pairs, routed.order, len(zeros), self.home.model.top_k))
+            of_u.append(add_rows(None, rows, routed.rows))
+            of_weights.append(weight_gradients(pairs, routed.order, len(of_u[-1]), self.home.model.top_k))
         return _joined_up(of_u), _joined_up(of_weights)
 
     def _expert_forward(self, layer: int, m: int, c: int) -> None:

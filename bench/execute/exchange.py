@@ -25,6 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bench.execute.kernels import kernels
+
 HostCounts = NDArray[np.int32]
 
 
@@ -48,10 +50,12 @@ class RowMap(NamedTuple):
 
     token_index: int64, messages one after another; longer than the sum of the row counts where tokens share rows.
     row_counts: int32 [N], rows of every message.
+    places: int32 [T, K], where a token's rows stand in `token_index`, as many as any token may have; -1 for none.
     """
 
     token_index: Tensor
     row_counts: Tensor
+    places: Tensor
 
 
 class Route(NamedTuple):
@@ -86,7 +90,8 @@ def route(expert_ids: Tensor, deal: Deal) -> Route:
     pairs = pairs.view(deal.num_ranks, deal.num_slots)
     rank = assigned.rank[order]
     if deal.copies == "expert":
-        rows = RowMap(assigned.token[order], pairs.sum(dim=1, dtype=torch.int32))
+        places = _places_of_assignments(order, expert_ids.shape)
+        rows = RowMap(assigned.token[order], pairs.sum(dim=1, dtype=torch.int32), places)
         first = rows.row_counts.cumsum(0) - rows.row_counts
         pair_row = torch.arange(len(order), device=order.device) - first[rank]
     else:
@@ -126,9 +131,19 @@ def _distinct_rows(assigned: _Assignments, num_tokens: int, deal: Deal) -> tuple
     place = torch.where(there, there.cumsum(0) - 1, most)
     tokens = torch.arange(num_tokens, device=there.device).repeat(deal.num_ranks)
     token_index = torch.zeros(most + 1, dtype=torch.int64, device=there.device).scatter_(0, place, tokens)
+    places = torch.where(there, place, -1).view(deal.num_ranks, num_tokens).t().to(torch.int32).contiguous()
     there = there.view(deal.num_ranks, num_tokens)
     row_counts = there.sum(dim=1, dtype=torch.int32)
-    return RowMap(token_index[:most], row_counts), there.cumsum(1) - 1
+    return RowMap(token_index[:most], row_counts, places), there.cumsum(1) - 1
+
+
+def _places_of_assignments(order: Tensor, of_ids: Sequence[int]) -> Tensor:
+    """int32 [T, k, and one where experts are shared]: where each of a token's assignments stands in the order."""
+    num_tokens, top_k = of_ids
+    numbers = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    place = torch.empty_like(numbers).scatter_(0, order, numbers)
+    routed = place[: num_tokens * top_k].view(num_tokens, top_k)
+    return torch.cat((routed, place[num_tokens * top_k :].view(num_tokens, -1)), dim=1)
 
 
 class Inbound:
@@ -180,14 +195,23 @@ def weight_gradients(pair_gradients: Tensor, order: Tensor, num_tokens: int, top
     return by_assignment[: num_tokens * top_k].view(num_tokens, top_k)
 
 
-def add_rows(base: Tensor, rows: Tensor, token_index: Tensor) -> Tensor:
-    """base [T, H] + rows [R, H], row r to token token_index[r]; summed in fp32 at least, rounded once.
+def add_rows(base: Tensor | None, rows: Tensor, row_map: RowMap) -> Tensor:
+    """base [T, H] + rows [R, H], each to its token; summed in fp32 at least, rounded once.
 
-    `token_index` may be longer than the rows.
+    Args:
+        base: zeros where not given.
+        rows: those of the tokens `row_map.token_index`, which may be longer.
     """
-    wide = torch.promote_types(base.dtype, torch.float32)
-    total = base.to(wide, copy=True)
-    return total.index_add_(0, token_index[: rows.shape[0]], rows.to(wide)).to(base.dtype)
+    fused = kernels("rows", rows)
+    if fused is not None:
+        out: Tensor = fused.add_rows(None if base is None else base.contiguous(), rows.contiguous(), row_map.places)
+        return out
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    if base is None:
+        total = torch.zeros(row_map.places.shape[0], rows.shape[1], dtype=wide, device=rows.device)
+    else:
+        total = base.to(wide, copy=True)
+    return total.index_add_(0, row_map.token_index[: rows.shape[0]], rows.to(wide)).to(rows.dtype)
 
 
 def split(whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:

@@ -6,26 +6,13 @@ operators of torch. Both compute in fp32 and round once.
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-@cache
-def _triton_kernels() -> ModuleType | None:
-    try:
-        from bench.execute import kernels
-    except ImportError:
-        return None
-    return kernels
-
-
-def _kernels(tensor: Tensor) -> ModuleType | None:
-    return _triton_kernels() if tensor.is_cuda else None
+from bench.execute.kernels import kernels
 
 
 def swiglu(gate_up: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -51,9 +38,9 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, gate_up: Tensor, weights: Tensor | None) -> Tensor:
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up, weights)
-        kernels = _kernels(gate_up)
-        if kernels is not None:
-            out: Tensor = kernels.swiglu_forward(gate_up, weights)
+        fused = kernels("swiglu", gate_up)
+        if fused is not None:
+            out: Tensor = fused.swiglu_forward(gate_up, weights)
             return out
         gate, up = gate_up.float().chunk(2, dim=-1)
         value = functional.silu(gate) * up
@@ -62,9 +49,9 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         gate_up, weights = ctx.saved_tensors
-        kernels = _kernels(gate_up)
-        if kernels is not None:
-            grads: tuple[Tensor, Tensor | None] = kernels.swiglu_backward(grad.contiguous(), gate_up, weights)
+        fused = kernels("swiglu", gate_up)
+        if fused is not None:
+            grads: tuple[Tensor, Tensor | None] = fused.swiglu_backward(grad.contiguous(), gate_up, weights)
             return grads
         gate, up = gate_up.float().chunk(2, dim=-1)
         sigmoid = torch.sigmoid(gate)
@@ -92,8 +79,11 @@ class Pairs(NamedTuple):
     @classmethod
     def of(cls, row: Tensor, num_rows: int) -> Pairs:
         """Pairs that belong to these rows, int64 [P]."""
-        if _kernels(row) is None:
+        if kernels("rows", row) is None:
             return cls(row, num_rows)
+        if len(row) == num_rows:  # no row is sent for nothing: one pair each
+            numbers = torch.arange(num_rows + 1, device=row.device)
+            return cls(row, num_rows, torch.empty_like(row).scatter_(0, row, numbers[:-1]), numbers)
         ascending, order = row.sort(stable=True)
         starts = torch.searchsorted(ascending, torch.arange(num_rows + 1, device=row.device))
         return cls(row, num_rows, order, starts)
@@ -151,10 +141,10 @@ class _SumPairs(torch.autograd.Function):
 
 
 def _sum(pairs: Pairs, first: Tensor, second: Tensor | None) -> Tensor:
-    kernels = _kernels(first)
-    if kernels is not None:
+    fused = kernels("rows", first)
+    if fused is not None:
         second = None if second is None else second.contiguous()
-        out: Tensor = kernels.sum_rows(first.contiguous(), second, pairs.order, pairs.starts)
+        out: Tensor = fused.sum_rows(first.contiguous(), second, pairs.order, pairs.starts)
         return out
     total = torch.zeros(pairs.num_rows, first.shape[1], dtype=torch.float32, device=first.device)
     total.index_add_(0, pairs.row[: first.shape[0]], first.float())
@@ -188,10 +178,10 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(x: Tensor, angles: Tensor, sign: int) -> Tensor:
-    kernels = _kernels(x)
-    if kernels is not None:
+    fused = kernels("rotary", x)
+    if fused is not None:
         x = x if x.stride(-1) == 1 else x.contiguous()
-        out: Tensor = kernels.rotate(x, angles, sign)
+        out: Tensor = fused.rotate(x, angles, sign)
         return out
     wide = angles[:, None, None, :]
     cos, sin = wide.cos().to(x.dtype), wide.sin().to(x.dtype) * sign

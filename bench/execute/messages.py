@@ -143,7 +143,7 @@ class Messages:
 
     def _pack_gradients(self, layer: int, m: int, c: int) -> _Parts:
         sizes = self.values.take("row_counts", layer, m, c).get()
-        token_index = self.values.take("row_map", layer, m, c)[: sum(sizes)]
+        token_index = self.values.take("row_map", layer, m, c).token_index[: sum(sizes)]
         of_chunk = self.home.split(self.values.take("G", layer, m))[c]
         return [split(of_chunk.index_select(0, token_index), sizes)]
 
@@ -177,7 +177,7 @@ class Messages:
 
         def deliver() -> None:
             for c, of_chunk in enumerate(self.home.split(ids)):
-                self.values.put("row_map", layer, m, row_map(of_chunk, self.home.deal(layer)).token_index, chunk=c)
+                self.values.put("row_map", layer, m, row_map(of_chunk, self.home.deal(layer)), chunk=c)
             self.values.put("h", layer, m, h)
 
         return [[h], [ids]], deliver

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from bench.execute.host_state import FETCHED_BYTES, HostState
+from bench.execute.kernels import kernels
 from bench.execute.wgrad import main_grad
 
 SLICE_BYTES = 2**29
@@ -64,10 +66,38 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, clip_scale: float | Tensor = 1.0) -> None:
-        """One update with the gradients times ``clip_scale``; the gradient buffers are scaled in place."""
+        """One update with the gradients times ``clip_scale``; the gradient buffers may be scaled in place."""
         self.num_steps += 1
         if not self.params:
             return
+        fused = kernels("adamw", self.params[0]) if self._host is None else None
+        if fused is not None:
+            self._step_fused(fused, clip_scale)
+        else:
+            self._step_by_operators(clip_scale)
+
+    def _step_fused(self, fused: ModuleType, clip_scale: float | Tensor) -> None:
+        if not isinstance(clip_scale, Tensor):
+            clip_scale = torch.full((), clip_scale, device=self.params[0].device)
+        scale = clip_scale.to(torch.float32)
+        state = zip(self.params, self.main, self.first_moments, self.second_moments, strict=True)
+        beta1, beta2 = self.betas
+        for param, main, first, second in state:
+            fused.update(
+                param.detach(),
+                main,
+                main_grad(param).contiguous(),
+                first,
+                second,
+                scale,
+                betas=self.betas,
+                eps=self.eps,
+                decay=1 - self.lr * self.weight_decay if main.dim() > 1 else 1.0,
+                rate=self.lr / (1 - beta1**self.num_steps),
+                root=math.sqrt(1 - beta2**self.num_steps),
+            )
+
+    def _step_by_operators(self, clip_scale: float | Tensor) -> None:
         grads = [main_grad(param) for param in self.params]
         if isinstance(clip_scale, Tensor):
             clip_scale = clip_scale.to(grads[0].dtype)  # of another dtype it would be one kernel a parameter

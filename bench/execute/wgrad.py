@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bench.execute.kernels import kernels
+
 # The backward on CUDA runs in autograd's own threads, where no context of the caller's is visible: so the
 # store is looked up in the forward and travels inside the graph.
 _collecting: ContextVar[WeightGradStore | None] = ContextVar("weight_grad_store", default=None)
@@ -192,6 +194,10 @@ class _GroupedLinear(torch.autograd.Function):
 
 def _accumulate_grouped(into: Tensor, grad: Tensor, x: Tensor, offsets: Tensor, counts: tuple[int, ...]) -> None:
     """into [groups, out, in] += grad_e^T x_e for every group e."""
+    fused = kernels("wgrad", grad)
+    if fused is not None and (grad.dtype, into.dtype) == (torch.bfloat16, torch.float32):
+        fused.accumulate(into, grad, x, offsets)
+        return
     product = functional.grouped_mm(grad.t(), x, offs=offsets)
     empty = [group for group, count in enumerate(counts) if count == 0]
     if empty:

@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench.case import Layout
+from bench.execute.entropy import cross_entropy
 from bench.execute.init import draw
 from bench.execute.parts.linear import MegatronLinear
-from bench.execute.parts.megatron import RotarySDPA, transformer_config
+from bench.execute.parts.megatron import CausalSDPA, FusedSelfAttention, transformer_config
 from bench.models import Model
 from systems.baselines.colocated import chunks_of_layers
 
@@ -23,7 +24,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+    from megatron.core.transformer.attention import SelfAttentionSubmodules
     from megatron.core.transformer.enums import AttnMaskType, LayerType
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -57,6 +58,15 @@ _ENDS = {
     "output_layer.weight": "head.weight",
 }
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+
+class LanguageModel(GPTModel):
+    """Its loss by this harness's cross-entropy: without TransformerEngine its own makes several copies in fp32."""
+
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Labels [b, S], logits [S, b, V] -> [b, S]."""
+        losses = cross_entropy(logits.flatten(0, 1), labels.t().flatten())
+        return losses.view(logits.shape[:2]).t().contiguous()
 
 
 def full_config(model: Model, layout: Layout, dtype: torch.dtype, **more: Any) -> TransformerConfig:
@@ -115,7 +125,7 @@ def build_chunks(
     for number in range(layout.vpp):
         place = number * layout.pp + stage
         with torch.device(device):
-            chunk = GPTModel(
+            chunk = LanguageModel(
                 config,
                 TransformerBlockSubmodules(
                     layer_specs=[_layer(model, layer) for layer in of_chunk[place]], layer_norm=WrappedTorchNorm
@@ -136,7 +146,7 @@ def _layer(model: Model, layer: int) -> ModuleSpec:
     qk_norm = WrappedTorchNorm if model.qk_norm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=MegatronLinear,
-        core_attention=partial(RotarySDPA, model=model),
+        core_attention=partial(CausalSDPA, model=model),
         linear_proj=MegatronLinear,
         q_layernorm=qk_norm,
         k_layernorm=qk_norm,
@@ -153,7 +163,7 @@ def _layer(model: Model, layer: int) -> ModuleSpec:
         submodules=TransformerLayerSubmodules(
             input_layernorm=WrappedTorchNorm,
             self_attention=ModuleSpec(
-                module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
+                module=FusedSelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=WrappedTorchNorm,

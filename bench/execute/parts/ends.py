@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.execute.entropy import cross_entropy
 from bench.execute.parts.linear import DeferredLinear
 from bench.execute.parts.megatron import rms_norm
 from bench.execute.support import require_supported
 from bench.execute.wgrad import main_grad
 from bench.models import Model
-
-CHUNK_ELEMENTS = 1 << 26  # logits turned to fp32 at a time: 256 MiB
 
 
 class EmbedPart(nn.Module):
@@ -69,41 +68,4 @@ class HeadPart(nn.Module):
             labels: int64 [T].
             scale: one over the tokens of the global batch, for a loss that sums up to the global mean.
         """
-        loss: Tensor = _CrossEntropy.apply(self.head(self.norm(x)), labels, scale)
-        return loss
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """Works through the rows in chunks: the fp32 copy of the logits of a long sequence would not fit beside
-    them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, scale: float) -> Tensor:
-        loss = torch.zeros((), dtype=torch.float32, device=logits.device)
-        normalizers = []
-        for rows, targets in _chunks(logits, labels):
-            rows = rows.float()
-            normalizers.append(rows.logsumexp(dim=-1))
-            loss += (normalizers[-1] - rows.gather(1, targets[:, None]).squeeze(1)).sum()
-        ctx.scale = scale
-        ctx.save_for_backward(logits, labels, torch.cat(normalizers) if normalizers else loss.new_zeros(0))
-        return loss * scale
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits, labels, normalizers = ctx.saved_tensors
-        grad_logits = torch.empty_like(logits)
-        start = 0
-        for rows, targets in _chunks(logits, labels):
-            stop = start + rows.shape[0]
-            probability = (rows.float() - normalizers[start:stop, None]).exp()
-            probability.scatter_add_(1, targets[:, None], probability.new_full((stop - start, 1), -1.0))
-            grad_logits[start:stop] = probability * (grad * ctx.scale)
-            start = stop
-        return grad_logits, None, None
-
-
-def _chunks(logits: Tensor, labels: Tensor) -> zip[tuple[Tensor, Tensor]]:
-    rows = max(1, CHUNK_ELEMENTS // logits.shape[1])
-    return zip(logits.split(rows), labels.split(rows), strict=True)
+        return cross_entropy(self.head(self.norm(x)), labels).sum() * scale

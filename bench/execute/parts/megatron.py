@@ -8,7 +8,7 @@ is stepped round:
 - Column- and RowParallelLinear allocate on ``torch.cuda.current_device()`` and compute dW in the backward: the
   layer spec names `MegatronLinear` instead.
 - RotaryEmbedding.forward moves its frequencies to CUDA; ``get_freqs_non_repeated`` does not. Its application is
-  fused only with TransformerEngine: `RotarySDPA` applies it instead, being handed queries and keys in any case.
+  fused only with TransformerEngine: `FusedSelfAttention` splits, normalises and turns heads in one function instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.execute.fused import rotate
+from bench.execute.heads import split_heads
 from bench.execute.parts.core import attend
 from bench.execute.parts.linear import MegatronLinear
 from bench.execute.wgrad import accumulate_in_backward
@@ -107,26 +107,38 @@ class RotaryAngles:
         return self._angles
 
 
-class RotarySDPA(nn.Module):
-    """Causal attention after rotary positions.
+class CausalSDPA(nn.Module):
+    """Causal attention of queries and keys that are turned already.
 
     Args:
-        model: for the rotary frequencies. window: see `attend`.
+        model: for the rotary frequencies, which `FusedSelfAttention` asks for. window: see `attend`.
         The rest are the arguments of megatron-core's layer spec.
     """
 
     def __init__(self, *, model: Model, window: int = 0, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
         self.softmax_scale, self.window = softmax_scale, window
-        self._angles = RotaryAngles(model.head_dim, model.rope_theta)
+        self.angles = RotaryAngles(model.head_dim, model.rope_theta)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None = None, **_: Any) -> Tensor:
         """[S, b, heads, head dim] -> [S, b, heads x head dim]."""
-        angles = self._angles.of(query.shape[0], query.device)
-        query, key = rotate(query, angles), rotate(key, angles)
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         out = attend(q, k, v, window=self.window, scale=self.softmax_scale)
         return out.permute(2, 0, 1, 3).flatten(2)
+
+
+class FusedSelfAttention(SelfAttention):
+    """megatron-core's self-attention, whose way from the projection to turned heads is `split_heads`."""
+
+    def get_query_key_value_tensors(self, hidden_states: Tensor, *_: Any, **options: Any) -> Any:
+        """[S, b, H] -> queries [S, b, heads, head dim], keys and values [S, b, groups, head dim]."""
+        assert not options.get("output_gate")
+        qkv, _ = self.linear_qkv(hidden_states)
+        angles = self.core_attention.angles.of(qkv.shape[0], qkv.device)
+        norms = [norm for norm in (self.q_layernorm, self.k_layernorm) if isinstance(norm, nn.RMSNorm)]
+        weights = (norms[0].weight, norms[1].weight) if norms else None
+        eps = (norms[0].eps or 0.0) if norms else 0.0
+        return split_heads(qkv, angles, self.config.num_attention_heads, self.config.num_query_groups, weights, eps)
 
 
 def rms_norm(model: Model, width: int, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -141,11 +153,11 @@ def self_attention(model: Model, layer: int, *, device: torch.device, dtype: tor
     norm = ModuleSpec(module=WrappedTorchNorm) if model.qk_norm else None
     solo = SoloGroup()
     with torch.device(device):
-        attention = SelfAttention(
+        attention = FusedSelfAttention(
             config=transformer_config(model, dtype, use_cpu_initialization=True),
             submodules=SelfAttentionSubmodules(
                 linear_qkv=MegatronLinear,
-                core_attention=partial(RotarySDPA, model=model, window=model.window(layer)),
+                core_attention=partial(CausalSDPA, model=model, window=model.window(layer)),
                 linear_proj=MegatronLinear,
                 q_layernorm=norm,
                 k_layernorm=norm,
