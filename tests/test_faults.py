@@ -42,6 +42,7 @@ def broken_run(
     folder: Path,
     fault: Callable[[RankPool], None],
     timeout_s: float = 60.0,
+    name: str = "ep",
     **options: object,
 ) -> tuple[Trial, float]:
     """A run in which `fault` strikes after the second step: the trial as it is on disk, and the seconds until then."""
@@ -55,7 +56,7 @@ def broken_run(
                 fault(pool)
                 struck.append(time.monotonic())
 
-        trial = measure(case_for("ep"), steps=STEPS, pool=pool, on_step=strike, timeout_s=timeout_s, **options).trial  # type: ignore[arg-type]
+        trial = measure(case_for(name), steps=STEPS, pool=pool, on_step=strike, timeout_s=timeout_s, **options).trial  # type: ignore[arg-type]
         seconds = time.monotonic() - struck[0]
         wait_until_gone(pids)
         kept = read_trial(Store(folder).write(trial))
@@ -68,8 +69,12 @@ def assert_every_rank_said(trial: Trial, num_ranks: int = 4) -> None:
     assert [line.partition(":")[0] for line in trial.last_actions] == [f"rank {rank}" for rank in range(num_ranks)]
 
 
-def test_a_rank_that_is_killed(tmp_path: Path) -> None:
-    trial, seconds = broken_run(tmp_path, lambda pool: os.kill(pool.pids[2], signal.SIGKILL))
+MEGATRON = "megatron sharded"  # by its own code, which knows nothing of our limits
+
+
+@pytest.mark.parametrize("name", ["ep", MEGATRON])
+def test_a_rank_that_is_killed(name: str, tmp_path: Path) -> None:
+    trial, seconds = broken_run(tmp_path, lambda pool: os.kill(pool.pids[2], signal.SIGKILL), name=name)
     assert trial.status == "died"
     assert "rank 2 (process " in trial.message
     assert "signal SIGKILL" in trial.message
@@ -77,13 +82,15 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     assert seconds < 30
 
 
-def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ep", MEGATRON])
+def test_a_rank_that_is_stopped(name: str, tmp_path: Path) -> None:
     """SIGSTOP: its process is there, and answers nothing, not even the signal that asks where it is."""
-    trial, seconds = broken_run(tmp_path, lambda pool: os.kill(pool.pids[1], signal.SIGSTOP), timeout_s=3)
+    trial, seconds = broken_run(tmp_path, lambda pool: os.kill(pool.pids[1], signal.SIGSTOP), timeout_s=3, name=name)
     assert trial.status == "hang"
     assert "the process of rank 1 is stopped" in trial.message
     assert_every_rank_said(trial)
-    assert any(" in step " in line and "compute in " in line for line in trial.last_actions)
+    doing = "compute in " if name == "ep" else ""
+    assert any(" in step " in line and doing in line for line in trial.last_actions)
     assert seconds < 30
 
 
@@ -120,7 +127,7 @@ def test_a_rank_that_raises(tmp_path: Path) -> None:
     assert seconds < 30
 
 
-@pytest.mark.parametrize(("system", "num_ranks"), [("ep", 4), ("reference", 1)])
+@pytest.mark.parametrize(("system", "num_ranks"), [("ep", 4), (MEGATRON, 4), ("reference", 1)])
 def test_a_loss_that_is_not_a_number(system: str, num_ranks: int, tmp_path: Path) -> None:
     """A learning rate beyond all reason, in a checkpoint that the run goes on from."""
     folder = tmp_path / "saved"
