@@ -58,12 +58,13 @@ def test_an_update_in_slices_is_the_same_update(monkeypatch):
         optimizer = AdamW(params, lr=0.1)
         for step in range(3):
             for param in params:
-                param.main_grad = param.detach().sin() + step
+                grad = param.detach().sin() + step
+                param.main_grad = grad.mT.contiguous().mT if grad.dim() > 1 else grad  # as autograd may lay it out
             optimizer.step()
         return params
 
     whole = updated()
-    monkeypatch.setattr(module, "SLICE_BYTES", 32)
+    monkeypatch.setattr(module, "SLICE_BYTES", 8)
     assert all(torch.equal(one, other) for one, other in zip(updated(), whole, strict=True))
 
 

@@ -102,6 +102,7 @@ class AdamW:
         if isinstance(clip_scale, Tensor):
             clip_scale = clip_scale.to(grads[0].dtype)  # of another dtype it would be one kernel a parameter
         torch._foreach_mul_(grads, clip_scale)
+        grads = [grad.contiguous() for grad in grads]  # autograd's own may be transposed
         if self._host is None:
             for part in slices((self.main, grads, self.first_moments, self.second_moments), SLICE_BYTES):
                 self._update(*part)
