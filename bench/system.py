@@ -239,13 +239,15 @@ def worthwhile_offloads(spec: CaseSpec, mbs: int) -> tuple[Literal["none", "stat
     return ("none", "state") if mbs == 1 and state_bytes > OFFLOADED_SHARE * memory_bytes else ("none",)
 
 
-LONG_TOKENS = 16384
-"""From this sequence length on, the activations of one sequence crowd a GPU's memory."""
+LEAST_TOKENS = 2048
+"""Of a micro-batch on a rank: sequences are not shared for memory's sake by more ranks than leave it as many."""
 
 
 def worthwhile_shares(spec: CaseSpec, ranks: int, replicas: int, depth: int) -> Iterator[tuple[int, int]]:
-    """(tp, cp) worth trying: (1, 1), and where sequences are long or too few for the ranks, some that share them.
+    """(tp, cp) worth trying: (1, 1), and some that share sequences, which saves memory and makes up for too few.
 
+    What sequences keep in memory grows with a rank's tokens, not with their length, so a shorter sequence is shared
+    down to as few tokens a rank as a longer one. Where sequences are too few for the ranks, also to fewer.
     Context parallelism moves keys and values alone, which grouped-query models have few of; tensor parallelism moves
     whole rows, and is worth it for attention's weights at most. So cp is tried up to 8 and tp at 2; more may be fixed.
 
@@ -253,14 +255,14 @@ def worthwhile_shares(spec: CaseSpec, ranks: int, replicas: int, depth: int) -> 
         ranks: ranks of a group that holds attention.
         depth: stages of the pipeline: sequences are too few where a stage gets less than two micro-batches.
     """
-    sequences, seq_len = spec.workload.num_sequences, spec.workload.seq_len
+    seq_len = spec.workload.seq_len
+    too_few = spec.workload.num_sequences < 2 * depth * replicas * ranks
     yield 1, 1
-    if seq_len < LONG_TOKENS and sequences >= 2 * depth * replicas * ranks:
-        return
     for tp, cp in ((1, 2), (1, 4), (1, 8), (2, 1)):
         alike = spec.model.num_heads % tp == 0 and spec.model.num_kv_heads % tp == 0
         inside = ranks % (tp * cp) == 0 and spec.cluster.gpus_per_node % (tp * cp) == 0
-        if alike and inside and seq_len % (tp * 2 * cp) == 0:
+        enough = too_few or seq_len >= LEAST_TOKENS * tp * cp
+        if alike and inside and enough and seq_len % (tp * 2 * cp) == 0:
             yield tp, cp
 
 

@@ -1,16 +1,17 @@
 """The tuner: same answer as trying everything, honest about what it left out."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
 from bench.assumptions import get_assumptions
-from bench.case import CaseSpec, Workload
+from bench.case import CaseSpec, Layout, Workload
 from bench.clusters import get_cluster
 from bench.errors import BadInput
 from bench.models import get_model
 from bench.predict import predict
-from bench.system import KnowsSeeds, get_system
+from bench.system import KnowsSeeds, get_system, worthwhile_shares
 from bench.tune import tune
 
 ASSUMED = get_assumptions("datasheet")
@@ -43,6 +44,27 @@ def test_the_search_finds_what_trying_everything_finds(system: str) -> None:
 def test_every_layout_of_a_space_can_be_planned(system: str) -> None:
     found = tune(spec(system, "tiny-shared"), ASSUMED, budget=None)
     assert "refused" not in found.counts()
+
+
+def test_no_shorter_sequence_lacks_a_share_that_a_longer_one_has() -> None:
+    """What a layout keeps in memory goes with a rank's tokens, not with the length of a sequence."""
+
+    def tokens_a_rank(seq_len: int) -> set[int]:
+        found = spec("ep", "qwen3-235b", "h800x16", 2**22 // seq_len, seq_len)
+        return {seq_len // (tp * cp) for tp, cp in worthwhile_shares(found, ranks=8, replicas=1, depth=16)}
+
+    for shorter, longer in pairwise((4096, 8192, 16384, 32768)):
+        assert {tokens for tokens in tokens_a_rank(longer) if tokens <= shorter} <= tokens_a_rank(shorter)
+    assert tokens_a_rank(4096) == {4096, 2048}
+    assert min(tokens_a_rank(16384)) == 2048
+
+
+def test_a_pipeline_in_two_directions_fits_with_sequences_of_any_length() -> None:
+    """235 billion parameters, of which each rank has two copies: only with sequences that are shared."""
+    layout = Layout(replicas=1, ep=8, pp=16, cp=4, offload="state")
+    found = spec("dualpipe", "qwen3-235b", "h800x16", 2**22 // 8192, 8192)
+    assert layout in set(get_system("dualpipe").space(found))
+    assert not predict(found.with_layout(layout), get_assumptions("h200-measured"), rough=True).missing_bytes
 
 
 def test_a_budget_is_kept_and_named() -> None:
