@@ -5,22 +5,46 @@ All are frozen and strict. A case's id is a hash of its content, so equal cases 
 
 import hashlib
 import json
+import re
 import types
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from bench.action import MAX_CHUNKS
 from bench.clusters import Cluster
 from bench.errors import BadInput, from_pydantic, unknown
 from bench.models import Model
 from bench.placement import Placement
+from bench.recorded import PREFIX, Recorded
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 MAX_MICROBATCHES = 1 << 14
-ROUTINGS = r"^(learned|balanced|hot-rank|rotating-hot-rank|half-idle|empty-expert|zipf:\d+(\.\d+)?)$"
+ROUTINGS = (
+    r"^(learned|balanced|hot-rank|rotating-hot-rank|half-idle|empty-expert"
+    r"|zipf:\d+(\.\d+)?|recorded:[0-9a-f]{12})$"
+)
+ROUTING_WORDS = (
+    "learned, balanced, hot-rank, rotating-hot-rank, half-idle, empty-expert, zipf:ALPHA such as zipf:1.2, "
+    "recorded:FILE[@STEP]"
+)
 LATER_FIELDS = frozenset({"tp", "cp", "offload", "microbatch_group", "ranks_over_nodes"})
+
+
+def _known_routing(routing: Any) -> Any:
+    if isinstance(routing, str) and not re.match(ROUTINGS, routing):
+        raise BadInput("", routing, ROUTING_WORDS)
+    return routing
 
 
 class _Frozen(BaseModel):
@@ -51,15 +75,32 @@ class Workload(_Frozen):
     """What every system has to do per optimizer step; the global batch is fixed per cell, in tokens.
 
     `routing` names how tokens choose experts: ``learned`` (the router's choice; simulated as balanced), ``balanced``,
-    ``zipf:ALPHA``, ``hot-rank``, ``rotating-hot-rank``, ``half-idle``, ``empty-expert`` (see `bench.routing`); `seed`
+    ``zipf:ALPHA``, ``hot-rank``, ``rotating-hot-rank``, ``half-idle``, ``empty-expert`` (see `bench.routing`), or
+    ``recorded:DIGEST``, that of the counts in `recorded`, which `bench.recorded.routing_fields` makes of a file; `seed`
     seeds data, weights and routing.
     """
 
     seq_len: Annotated[int, Field(ge=2, le=1 << 22)]
     global_batch_tokens: Annotated[int, Field(ge=2, le=1 << 34)]
     dtype: Literal["bf16", "fp32"] = "bf16"
-    routing: Annotated[str, Field(pattern=ROUTINGS)] = "balanced"
+    routing: Annotated[str, BeforeValidator(_known_routing), Field(pattern=ROUTINGS)] = "balanced"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    recorded: Recorded | None = None
+
+    @model_validator(mode="after")
+    def _has_its_counts(self) -> Self:
+        digest = None if self.recorded is None else PREFIX + self.recorded.digest
+        if self.routing.startswith(PREFIX) and digest is None:
+            raise BadInput("routing", self.routing, "recorded:FILE, a file that a run recorded its routing in")
+        if digest is not None and digest != self.routing:
+            raise BadInput("routing", self.routing, f"{digest}, the digest of the recorded counts")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_counts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the field where there are none, so that ids of earlier cases stay what they were."""
+        fields: dict[str, Any] = handler(self)
+        return fields if self.recorded is not None else {k: v for k, v in fields.items() if k != "recorded"}
 
     @property
     def num_sequences(self) -> int:
@@ -195,6 +236,14 @@ class CaseSpec(_Frozen):
     cluster: Cluster
     workload: Workload
     system: str
+
+    @model_validator(mode="after")
+    def _counts_are_of_this_model(self) -> Self:
+        model, recorded = self.model, self.workload.recorded
+        if recorded is not None:
+            layers = model.num_layers - model.num_dense_layers
+            recorded.require_fits(model.name, layers, model.num_experts, model.top_k)
+        return self
 
     def with_layout(self, layout: Layout) -> "Case":
         return Case(model=self.model, cluster=self.cluster, workload=self.workload, system=self.system, layout=layout)

@@ -241,7 +241,7 @@ def _cheaper(costs: Costs) -> Iterator[tuple[str, Costs, str]]:
     instant = _on(costs, nic_latency_s=0.0, nvlink_latency_s=0.0)
     yield "latency", replace(instant, assumptions=bare), "links and transfers begin at once"
     if not costs.routes.even:
-        even = costs.case.workload.model_copy(update={"routing": "balanced"})
+        even = costs.case.workload.model_copy(update={"routing": "balanced", "recorded": None})
         routing = Routing.of(even, costs.case.model, costs.routes.num_ranks)
         yield "uneven routing", replace(costs, routing=routing), "every expert gets as many tokens"
 

@@ -56,6 +56,7 @@ def measure(
     resume: Path | None = None,
     on_saved: Callable[[Path], None] | None = None,
     timeout_s: float | None = None,
+    keep_routing: bool = False,
 ) -> Measured:
     """Trains and gives the trial. What goes wrong on a rank is a trial too, with the steps that were done.
 
@@ -67,7 +68,7 @@ def measure(
         serial: runs the plan without overlap, see `bench.serial`: what it takes longer, the plan hides.
         telemetry_hz: samples a second of devices, links and host; None for none.
         trainer: see `bench.system.TRAINERS`; what the system takes unless told where not given. Kept in provenance.
-        saving, resume, on_saved, timeout_s: see `bench.execute.train.train`.
+        saving, resume, on_saved, timeout_s, keep_routing: see `bench.execute.train.train`.
     Raises:
         BadInput: the case cannot be executed on this machine.
     """
@@ -109,6 +110,7 @@ def measure(
                 resume=resume,
                 on_saved=on_saved,
                 timeout_s=timeout_s,
+                keep_routing=keep_routing,
             )
             timeline, last = result.timeline, result.last_actions
             metrics["clock_error_s"] = result.clock_error_s

@@ -10,6 +10,8 @@ those left (a Plackett-Luce draw; Gumbel top-k gives the same law, arXiv 1903.06
 - ``half-idle``: only the experts of the first half of the expert ranks (rounded up), equally; top_k of them at least.
 - ``empty-expert``: all but expert 0 and the experts of the last rank, equally; where these leave fewer than top_k, the
   last rank's experts come back one by one, from its first, and expert 0 last.
+- ``recorded:DIGEST``: the counts of a step that a run recorded; see `bench.recorded` and, for how a token gets its
+  experts, `bench.replay`.
 
 Counts are expectations, equal for all micro-batches and source ranks. A model's limit to some expert groups
 (`router_groups`) is not part of these distributions.
@@ -25,6 +27,8 @@ from numpy.typing import NDArray
 from bench.case import Workload
 from bench.errors import BadInput
 from bench.models import Model
+from bench.recorded import Recorded
+from bench.replay import expert_ids, sample
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -41,8 +45,10 @@ class Routing:
     """A distribution of expert choices.
 
     Args:
-        name: ``balanced``, ``learned``, ``zipf``, ``hot-rank``, ``rotating-hot-rank``, ``half-idle``, ``empty-expert``.
+        name: ``balanced``, ``learned``, ``zipf``, ``hot-rank``, ``rotating-hot-rank``, ``half-idle``, ``empty-expert``,
+            ``recorded``.
         num_ranks: expert ranks (N) that share the experts; decides which experts are hot, or without tokens.
+        recorded: counts, where they were recorded; first_layer: number of the layer of the first of these.
     """
 
     name: str
@@ -51,6 +57,8 @@ class Routing:
     num_experts: int
     top_k: int
     num_ranks: int = 1
+    recorded: Recorded | None = None
+    first_layer: int = 0
 
     @classmethod
     def of(cls, workload: Workload, model: Model, num_ranks: int = 1) -> "Routing":
@@ -58,6 +66,9 @@ class Routing:
         if num_ranks < 1 or model.num_experts % num_ranks:
             raise BadInput("num_ranks", num_ranks, f"a divisor of the {model.num_experts} experts of {model.name}")
         name, _, alpha = workload.routing.partition(":")
+        if name == "recorded":
+            replayed = workload.recorded, model.num_dense_layers
+            return cls(name, 0.0, workload.seed, model.num_experts, model.top_k, num_ranks, *replayed)
         return cls(name, float(alpha or 0), workload.seed, model.num_experts, model.top_k, num_ranks)
 
     @property
@@ -67,12 +78,16 @@ class Routing:
 
     def popularity(self, layer: int) -> Floats:
         """[experts], summing to 1; 0 for experts that get no token."""
+        if self.recorded is not None:
+            return self.expert_share(layer) / self.top_k
         popularity = np.empty(self.num_experts)
         popularity[self._order(layer)] = self._by_popularity
         return popularity
 
     def expert_share(self, layer: int) -> Floats:
         """[experts]: expected assignments of a token to each expert; sums to top_k."""
+        if self.recorded is not None:
+            return np.array(self.recorded.counts[layer - self.first_layer]) / self.recorded.tokens
         share = np.empty(self.num_experts)
         share[self._order(layer)] = self._share_by_popularity
         return share
@@ -95,6 +110,8 @@ class Routing:
         if copies == "expert":
             return self.assignments(layer, num_ranks, shared=shared)
         hit = _hit(self, layer, num_ranks)
+        if self.recorded is not None:  # counted on fewer tokens than the assignments
+            hit = np.minimum(hit, self.assignments(layer, num_ranks))
         return hit + (1.0 - hit) / num_ranks if shared else hit
 
     def reached(self, layer: int, block_of_rank: Ids, *, shared: bool = False) -> Floats:
@@ -117,13 +134,15 @@ class Routing:
         """
         if self.name == "learned":
             return None
+        if self.recorded is not None:
+            return expert_ids(self.recorded, layer - self.first_layer, self.seed, sequence_index, seq_len)
         random = np.random.default_rng((self.seed, _SEQUENCES, layer, sequence_index))
         return _draw(random, self.popularity(layer), seq_len, self.top_k)
 
     @property
     def _flat(self) -> bool:
         """Whether all experts that get tokens are equally popular, so that counts have closed forms."""
-        return self.name != "zipf" or self.alpha == 0
+        return self.name not in ("zipf", "recorded") or (self.name == "zipf" and self.alpha == 0)
 
     @cached_property
     def _num_eligible(self) -> int:
@@ -189,7 +208,10 @@ def _hit_blocks(routing: Routing, layer: int, block_of_rank: tuple[int, ...], nu
         total = comb(routing._num_eligible, routing.top_k)
         misses = [comb(routing._num_eligible - int(local), routing.top_k) for local in eligible]
         return np.array([1.0 - miss / total for miss in misses])
-    blocks = block_of_expert[routing._order(layer)[routing._draws]]
+    if routing.recorded is not None:
+        blocks = block_of_expert[sample(routing.recorded, layer - routing.first_layer, routing.seed)]
+    else:
+        blocks = block_of_expert[routing._order(layer)[routing._draws]]
     hit = np.zeros((len(blocks), num_blocks), dtype=bool)
     hit[np.arange(len(blocks))[:, None], blocks] = True
     return np.asarray(hit.mean(axis=0), dtype=np.float64)

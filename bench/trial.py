@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bench.case import Case, CaseSpec
+from bench.case import Case, CaseSpec, Workload
 from bench.errors import BadInput, from_pydantic
 from bench.migrations import current
 
@@ -214,11 +214,16 @@ def command_for(verb: str, case: CaseSpec, extra: tuple[str, ...] = ()) -> str:
     if verb == "simulate" or case.cluster.gpu.name != "cpu":
         words += ["--cluster", _name_or_file(case.cluster, get_cluster)]
     words += ["--seq-len", str(work.seq_len), "--global-batch-tokens", str(work.global_batch_tokens)]
-    words += ["--dtype", work.dtype, "--routing", work.routing, "--seed", str(work.seed)]
+    words += ["--dtype", work.dtype, "--routing", _routing(work), "--seed", str(work.seed)]
     layout = str(case.layout).split() if isinstance(case, Case) else []
     if layout:
         words += ["--layout", *layout]
     return shlex.join([*words, *extra])
+
+
+def _routing(work: Workload) -> str:
+    """Recorded counts are named as the file that they came from would be, by their digest."""
+    return work.routing if work.recorded is None else f"{work.routing}.json"
 
 
 def _name_or_file(thing: Any, lookup: Any) -> str:

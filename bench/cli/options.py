@@ -82,7 +82,8 @@ Routing_ = Annotated[
     typer.Option(
         "--routing",
         metavar="ROUTING",
-        help="How tokens choose experts: learned, balanced, zipf:ALPHA, hot-rank, empty-expert.",
+        help="How tokens choose experts: learned, balanced, zipf:ALPHA, hot-rank, rotating-hot-rank, half-idle, "
+        "empty-expert, or recorded:FILE[@STEP], as a run recorded it.",
     ),
 ]
 Seed = Annotated[
@@ -246,10 +247,12 @@ def spec_of(
     """What a verb's options describe. Raises BadInput for what is unknown or absurd."""
     from bench.case import CaseSpec, Workload
     from bench.models import get_model
+    from bench.recorded import routing_fields
     from bench.system import get_system
 
     get_system(system)
-    workload = Workload.make(seq_len=seq_len, global_batch_tokens=batch_tokens, dtype=dtype, routing=routing, seed=seed)
+    how = routing_fields(routing)
+    workload = Workload.make(seq_len=seq_len, global_batch_tokens=batch_tokens, dtype=dtype, seed=seed, **how)
     spec = CaseSpec.make(model=get_model(model), cluster=cluster, workload=workload, system=system)
     _ = workload.num_sequences  # refuses a batch that the sequence length does not divide
     return spec
@@ -375,7 +378,7 @@ def run_case(
     `with_reference` says that the whole model is needed in one process as well, to compare with.
     """
     from bench.errors import BadInput
-    from bench.execute.support import require_supported
+    from bench.execute.support import require_replayable, require_supported
     from bench.fits import require_fits_here
     from bench.models import get_model
     from bench.system import get_system
@@ -387,9 +390,11 @@ def run_case(
     layout = layout_of(system, pairs) or layout_on(known, ranks, get_model(model).num_experts)
     if batch_tokens is None:
         one_sequence = spec_of(system, model, cluster, seq_len, seq_len, dtype, routing, seed).with_layout(layout)
-        batch_tokens = _default_batch_tokens(one_sequence, ranks)
+        recorded = one_sequence.workload.recorded
+        batch_tokens = _default_batch_tokens(one_sequence, ranks) if recorded is None else recorded.tokens
     case = spec_of(system, model, cluster, seq_len, batch_tokens, dtype, routing, seed).with_layout(layout)
     require_supported(case.model)
+    require_replayable(case.workload)
     require_fits_here(case, with_reference=with_reference, ranks_per_gpu=ranks_per_gpu(ranks, device))
     return case
 

@@ -90,6 +90,15 @@ def working(title: str) -> Iterator[Callable[[int, int, str], None]]:
         yield advance
 
 
+def require_new_file(field: str, path: Path) -> None:
+    """Raises BadInput where `path` exists, or its folder cannot be written in; makes nothing."""
+    if path.exists():
+        raise BadInput(field, str(path), "a file that is not there yet")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(field, str(path), "a file in a folder that is there")
+    require_folder(field, path.absolute().parent)
+
+
 def require_folder(field: str, folder: Path) -> None:
     """Raises BadInput where `folder` cannot be a directory to write in; makes nothing."""
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())

@@ -13,6 +13,7 @@ from bench.cli import options
 from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
+    from bench.case import CaseSpec
     from bench.execute.report import VerifyReport
     from bench.execute.train import StepRecord
     from bench.trial import Trial
@@ -72,6 +73,14 @@ def run(
             "--timeout", metavar="SECONDS", parser=options.seconds, help="A step or a save that takes longer is a hang."
         ),
     ] = 300.0,
+    record_routing: Annotated[
+        Path | None,
+        typer.Option(
+            "--record-routing",
+            metavar="FILE",
+            help="Write there how many tokens every expert got in every step; --routing recorded:FILE replays it.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Train on processes of this machine and keep the trial: loss, speed and gradient norm of every step.
@@ -80,7 +89,7 @@ def run(
     where the run fails or diverges.
     """
     require_torch()
-    from bench.cli.output import print_json, require_folder
+    from bench.cli.output import print_json, require_folder, require_new_file
     from bench.cli.resuming import resumed, saving_of
     from bench.execute.manifest import LATEST
     from bench.measured import measure
@@ -99,10 +108,19 @@ def run(
         )
     kept = LOCAL if results is None else results
     require_folder("results", kept)
+    if record_routing is not None:
+        require_new_file("record-routing", record_routing)
     ranks = case.cluster.num_gpus
     by = trainer_of(case, trainer)
     named = ", ".join([by, *plan_of(case).traits])
     head = f"{case.system} ({named}) for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
+    show = (lambda _: None) if json else _shower(head, steps)
+    done: list[StepRecord] = []
+
+    def on_step(record: "StepRecord") -> None:
+        done.append(record)
+        show(record)
+
     trial = measure(
         case,
         steps=steps,
@@ -111,14 +129,17 @@ def run(
         serial=serial,
         weights=weights,
         data=options.corpus_of(data),
-        on_step=None if json else _shower(head, steps),
+        on_step=on_step,
         trainer=by,
         saving=saving,
         resume=resume,
         on_saved=None if json else lambda folder: typer.echo(f"saved {folder}"),
         timeout_s=timeout,
+        keep_routing=record_routing is not None,
     ).trial
     path = Store(kept).write(trial)
+    if record_routing is not None and done:
+        record_routing.write_text(_recorded(trial.case, done), encoding="utf-8")
     if json:
         print_json(_described(trial))
     else:
@@ -145,6 +166,15 @@ def _shower(head: str, steps: int) -> "Callable[[StepRecord], None]":
         )
 
     return show
+
+
+def _recorded(case: "CaseSpec", done: "list[StepRecord]") -> str:
+    """The text of a file of recorded routing."""
+    from bench.recorded import RecordedRun
+    from bench.trial import content_id
+
+    counts = [(record.step, record.routing.tolist()) for record in done if record.routing is not None]
+    return RecordedRun.of(case.model.name, content_id(case), case.workload.global_batch_tokens, counts).to_text()
 
 
 def _described(trial: "Trial") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from bench.check import check
 from bench.errors import BadInput, unknown
 from bench.execute.data import Corpus, open_corpus
 from bench.execute.pool import Ranks
-from bench.execute.support import require_executable, require_supported
+from bench.execute.support import require_executable, require_replayable, require_supported
 from bench.lower import lower
 from bench.program import Program
 from bench.routing import Routing
@@ -65,6 +65,7 @@ class Job:
             trainer: None for what the system takes unless told.
         """
         require_supported(case.model)
+        require_replayable(case.workload)
         require_executable(case.layout)
         plan = plan_of(case)
         if plan.obstacles:

@@ -30,6 +30,7 @@ class Loop:
         traced: number of the step whose timeline is kept; -1 for none.
         saved: the checkpoint to begin from.
         timeout_s: how long a step may take.
+        keep_routing: whether every step's routing is summed over the ranks and reported.
     """
 
     steps: int
@@ -39,6 +40,7 @@ class Loop:
     saving: Saving | None = None
     saved: Saved | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
+    keep_routing: bool = False
 
     @property
     def first(self) -> int:
@@ -82,6 +84,7 @@ def loop_of(
     saving: Saving | None = None,
     resume: Path | None = None,
     timeout_s: float | None = None,
+    keep_routing: bool = False,
 ) -> Loop:
     """The loop of a run; the arguments are those of `train`. Raises BadInput for what is impossible."""
     if steps < 1:
@@ -99,7 +102,7 @@ def loop_of(
         saving = replace(saving, folder=saving.folder.absolute())
     traced = -1 if timeline_step is None else timeline_step % steps
     settings = settings or OptimizerSettings()
-    return Loop(steps, settings, traced, telemetry_hz, saving, saved, timeout_s or DEFAULT_TIMEOUT_S)
+    return Loop(steps, settings, traced, telemetry_hz, saving, saved, timeout_s or DEFAULT_TIMEOUT_S, keep_routing)
 
 
 def _saved(job: Job, resume: Path, steps: int) -> Saved:

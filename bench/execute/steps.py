@@ -41,6 +41,7 @@ class StepRecord:
         tokens_per_s: tokens of the global batch over the step's seconds on rank 0, update included.
         load_imbalance: (token, expert) pairs on the fullest rank over the mean of the ranks that hold the layer's
             experts, averaged over the layers; 1 where one rank holds them all.
+        routing: int64 [layers with experts, experts], tokens that chose each; None where it is not kept.
     """
 
     step: int
@@ -48,6 +49,7 @@ class StepRecord:
     grad_norm: float
     tokens_per_s: float
     load_imbalance: float
+    routing: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,10 @@ def _train_steps(job: Job, loop: Loop) -> RankOutcome:
             if session is not None:
                 session.step(step - loop.first, start, end, sent_bytes(job, result))
             loss, imbalance = _sum_over_ranks(job, result)
+            routing = _routing(job, result) if loop.keep_routing else None
             flight().phase(Phase.DONE, step)
             if trainer.rank == 0:
-                report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), imbalance))
+                report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), imbalance, routing))
             peak = max(peak, result.peak_bytes)
             found = result if isinstance(result, StepResult) else result.trace
             if step == loop.traced and found is not None:
@@ -135,6 +138,20 @@ def _sum_over_ranks(job: Job, result: StepResult | NativeStep) -> tuple[float, f
     dist.all_reduce(sums)
     by_layer = pairs[model.num_dense_layers :].numpy()
     return sums[0].item(), float(np.mean([_imbalance(job, layer, row) for layer, row in enumerate(by_layer)]))
+
+
+def _routing(job: Job, result: StepResult | NativeStep) -> np.ndarray:
+    """Tokens that chose each expert in a step, from what every rank knows: [layers with experts, experts]."""
+    model, placement = job.case.model, job.program.plan.placement
+    counts = torch.zeros(model.num_layers, model.num_experts, dtype=torch.int64)
+    local = result.rank % placement.size
+    for layer, per_expert in result.load.items():
+        num = _experts_per_rank(job, layer)
+        group = next(g for g in map(placement.by_name.get, placement.homes(Kind.EXPERT, layer)) if local in g.ranks)
+        first = (local - group.first) * num
+        counts[layer, first : first + num] = torch.tensor(per_expert[:num])
+    dist.all_reduce(counts)
+    return counts[model.num_dense_layers :].numpy()
 
 
 def _imbalance(job: Job, moe_layer: int, pairs: np.ndarray) -> float:
@@ -166,9 +183,13 @@ def train_reference(job: Job, loop: Loop) -> RankOutcome:
             flight().phase(Phase.STEP, step)
             start = time.perf_counter()
             sequences = job.sequences(corpus, step, range(job.batch.num_sequences))
-            loss, grads, _ = reference.loss_and_gradients(
-                sequences, replay_ids=forced, sequences_per_chunk=job.case.layout.mbs
+            loss, grads, ids = reference.loss_and_gradients(
+                sequences,
+                replay_ids=forced,
+                collect_ids=loop.keep_routing,
+                sequences_per_chunk=job.case.layout.mbs,
             )
+            counts = [torch.bincount(ids[layer].flatten(), minlength=job.case.model.num_experts) for layer in ids]
             for name, parameter in reference.parameters.items():
                 parameter.main_grad = grads[name]  # type: ignore[attr-defined]
             norm = square_sum(list(grads.values()), reference.device).sqrt()
@@ -178,7 +199,8 @@ def train_reference(job: Job, loop: Loop) -> RankOutcome:
             end = time.perf_counter()
             if session is not None:
                 session.step(step - loop.first, start, end)
-            report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), 1.0))
+            routing = torch.stack(counts).cpu().numpy() if counts else None
+            report(StepRecord(step, loss, grad_norm, job.tokens_per_step / (end - start), 1.0, routing))
             flight().phase(Phase.DONE, step)
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 break

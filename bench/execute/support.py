@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.case import Layout
+from bench.case import Layout, Workload
 from bench.errors import BadInput
 from bench.models import Model
 
@@ -42,6 +42,14 @@ def require_executable(layout: Layout) -> None:
         value, only = getattr(layout, field), Layout.model_fields[field].default
         if value != only:
             raise BadInput(f"layout.{field}", value, f"{only} to execute: anything else is simulated only")
+
+
+def require_replayable(workload: Workload) -> None:
+    """Raises BadInput where recorded counts are of another number of tokens than a step of the workload has."""
+    recorded = workload.recorded
+    if recorded is not None and recorded.tokens != workload.global_batch_tokens:
+        allowed = f"{recorded.tokens} to replay {workload.routing}, whose step had as many tokens"
+        raise BadInput("workload.global_batch_tokens", workload.global_batch_tokens, allowed)
 
 
 def unsupported(model: Model) -> list[str]:

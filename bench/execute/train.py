@@ -76,6 +76,7 @@ def train(
     resume: Path | None = None,
     on_saved: Callable[[Path], None] | None = None,
     timeout_s: float | None = None,
+    keep_routing: bool = False,
 ) -> TrainResult:
     """Trains a case's system; `reference` is plain torch on one rank.
 
@@ -100,13 +101,14 @@ def train(
             of the same model, workload and corpus may have saved it.
         on_saved: called with every checkpoint that is whole.
         timeout_s: how long a step, or a checkpoint, may take; the pool's limit where not given.
+        keep_routing: puts every step's routing in its record.
     Raises:
         BadInput: the case cannot be executed on these ranks, or cannot go on from this checkpoint.
         RankError: something went wrong on a rank; it has the last actions of all of them.
     """
     carrier = None if pool is None else pool.carrier_of(transport)
     job = Job.of(case, data, weights, carrier, trainer, serial=serial)
-    loop = loop_of(job, steps, timeline_step, settings, telemetry_hz, saving, resume, timeout_s)
+    loop = loop_of(job, steps, timeline_step, settings, telemetry_hz, saving, resume, timeout_s, keep_routing)
     records: list[StepRecord] = []
 
     def collect(_: int, record: StepRecord | RankTelemetry | Path) -> None:

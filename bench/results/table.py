@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+WORK = tuple(name for name in Workload.model_fields if name != "recorded")
+"""Fields of a workload that have a column; the name of a routing says which counts were recorded."""
+
+
 def load(paths: Iterable[Path | str]) -> "DataFrame":
     """Trials in files and directories as a table, one row a trial; see `frame` for its columns.
 
@@ -77,7 +81,7 @@ def _row(trial: Any, created: datetime) -> dict[str, Any]:
         "model": case.model.name,
         "cluster": cluster.name,
         "num_gpus": cluster.num_nodes * cluster.gpus_per_node,
-        **{name: getattr(case.workload, name) for name in Workload.model_fields},
+        **{name: getattr(case.workload, name) for name in WORK},
         "layout": trial.layout,
         "traits": " ".join(trial.traits),
         "assumptions": trial.assumptions,
@@ -107,7 +111,7 @@ def _decoder() -> Any:
         num_nodes: int
         gpus_per_node: int
 
-    work = msgspec.defstruct("Work", [(name, field.annotation) for name, field in Workload.model_fields.items()])
+    work = msgspec.defstruct("Work", [(name, Workload.model_fields[name].annotation) for name in WORK])
 
     class What(msgspec.Struct):
         system: str
