@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from bench.errors import BadInput, from_pydantic
 from bench.files import read_mapping
 
-FORMAT = "moebench-routing-1"
+FORMAT: Literal["moebench-routing-1"] = "moebench-routing-1"
 PREFIX = "recorded:"
 
 Tokens = Annotated[int, Field(ge=0, le=1 << 34)]
