@@ -109,7 +109,7 @@ def test_pruned_candidates_could_not_have_won() -> None:
 @pytest.mark.parametrize(("system", "choices"), [("tutel", 4), ("comet", 5)])
 def test_chunks_share_a_bound_that_holds_for_all_of_them(system: str, choices: int) -> None:
     """Among them those that exchange fastest, or leave the experts most SMs."""
-    fixed = ["ep=4", "pp=1", "vpp=1", "replicas=2", "mbs=1", "recompute=none", "copies=rank"]
+    fixed = ["ep=4", "pp=1", "vpp=1", "replicas=2", "mbs=1", "recompute=none", "copies=rank", "tp=1", "cp=1"]
     assumed = get_assumptions("h200-measured")
     found = tune(spec(system, seq_len=4096), assumed, fixed=fixed, budget=None)
     assert len(found.candidates) == choices

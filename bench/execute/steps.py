@@ -147,7 +147,8 @@ def _routing(job: Job, result: StepResult | NativeStep) -> np.ndarray:
     local = result.rank % placement.size
     for layer, per_expert in result.load.items():
         num = _experts_per_rank(job, layer)
-        group = next(g for g in map(placement.by_name.get, placement.homes(Kind.EXPERT, layer)) if local in g.ranks)
+        homes = (placement.by_name[name] for name in placement.homes(Kind.EXPERT, layer))
+        group = next(home for home in homes if local in home.ranks)
         first = (local - group.first) * num
         counts[layer, first : first + num] = torch.tensor(per_expert[:num])
     dist.all_reduce(counts)
