@@ -17,6 +17,7 @@ Rules, which hold for every system alike:
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from bench.errors import BadInput, unknown
@@ -140,6 +141,7 @@ def parameters(model: Model, part: Part, layer: int) -> dict[str, int]:
     return {name: count * size for name, size in tensors.items()}
 
 
+@lru_cache(maxsize=256)
 def num_parameters(model: Model) -> ParameterCount:
     """Parameters of the whole model, the embedding included in both counts."""
     total = active = 0

@@ -3,7 +3,7 @@
 A space has thousands of layouts, and many of them differ in the order alone. What they share is looked at once.
 """
 
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from bench.action import Action, Kind, Pass
@@ -27,6 +27,7 @@ class Limits:
         self.system: System = get_system(spec.system)
         self.capacity_bytes = spec.cluster.gpu.memory_bytes
         self.assumptions = assumptions.without_overheads()
+        self._in_flight = _in_flight(self.system)
         self._costs: dict[tuple[object, ...], Costs] = {}
 
     def of(self, case: Case) -> tuple[float | None, float]:
@@ -38,7 +39,7 @@ class Limits:
         if key not in self._costs:
             self._costs[key] = costs_of(whole, placement, self.assumptions)
         costs = self._costs[key]
-        least = _least_bytes(self.system, case, placement, costs)
+        least = _least_bytes(costs, kept_bytes(placement, costs), self._in_flight(case))
         # The dearer of the two, and of no use where memory decides.
         bound_s = None if least > self.capacity_bytes else placement_bound_s(placement, costs, batch.num_microbatches)
         return bound_s, least
@@ -58,22 +59,28 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     When the first backward of a group begins, everything its forwards kept for that micro-batch is still held, and as
     many micro-batches more as the system says.
     """
-    return _least_bytes(get_system(case.system), case, placement, costs)
+    return _least_bytes(costs, kept_bytes(placement, costs), _in_flight(get_system(case.system))(case))
 
 
-def _least_bytes(system: System, case: Case, placement: Placement, costs: Costs) -> float:
-    in_flight = system.in_flight(case) if isinstance(system, KnowsInFlight) else {}
-    kept, like = kept_bytes(placement, costs), costs.tally.like
+def _in_flight(system: System) -> Callable[[Case], Mapping[str, float]]:
+    return system.in_flight if isinstance(system, KnowsInFlight) else lambda _: {}
+
+
+def _least_bytes(costs: Costs, kept: Mapping[str, float], in_flight: Mapping[str, float]) -> float:
+    like = costs.tally.like
     return max(costs.static_bytes(like[name]) + in_flight.get(name, 1.0) * held for name, held in kept.items())
 
 
-@lru_cache(maxsize=256)
 def kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
     """For each group, what the forwards of one micro-batch in each direction keep on its least loaded rank.
 
     A bound on memory must hold for every rank.
     """
+    found: dict[str, float] = costs.of_placement("kept", lambda: _kept_bytes(placement, costs))
+    return found
 
+
+def _kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
     def kept(actions: list[Action]) -> dict[Role, float]:
         return {
             COMPUTES_AT[action.kind]: times(action, costs.chunks) * float(costs.held_bytes(Held.FORWARD, action).min())
