@@ -79,6 +79,14 @@ def test_what_a_method_of_the_tuner_raises_ends_every_verb_with_its_line(verb: s
     assert line.startswith(f"moebench: mine.py, line {line_of(path, 'KeyError')}: ") and "gone" in line
 
 
+def test_an_error_that_cannot_be_printed_is_said_by_its_name() -> None:
+    path = python_file()
+    odd = "class _Odd(Exception):\n    def __str__(self):\n        raise self\n"
+    path.write_text(f"{EXAMPLE}\n\n{odd}\n\nraise _Odd\n")
+    with pytest.raises(BadInput, match=r"mine\.py, line \d+: .*_Odd"):
+        load(str(path))
+
+
 @pytest.mark.parametrize("value", ["'three'", "None", "float('nan')", "-1"])
 def test_a_number_in_flight_that_is_none_is_refused(value: str) -> None:
     path = python_file(IN_FLIGHT, f"        return {value}\n" + IN_FLIGHT)
@@ -343,6 +351,11 @@ def test_a_package_takes_no_name_that_is_there(package: Path) -> None:
 
 
 # Starting files
+
+
+def test_the_command_that_a_new_system_is_tried_with_names_its_file(here: Path) -> None:
+    assert "moebench verify ./mine.py " in moebench("new-system", "mine").stdout
+    assert f"moebench verify {here}/other.py " in moebench("new-system", "mine", "--out", f"{here}/other.py").stdout
 
 
 @pytest.mark.parametrize("name", ["turn", "kind", "colocated"])

@@ -333,5 +333,5 @@ def new_system(
     from bench.scaffold import write_system
 
     path = write_system(name, out)
-    words = f"./{path} --model tiny --ranks 4 --layout ep=2 pp=2"
-    typer.echo(f"wrote {path}; try: moebench verify {words}")
+    shown = path if path.is_absolute() else f"./{path}"
+    typer.echo(f"wrote {path}; try: moebench verify {shown} --model tiny --ranks 4 --layout ep=2 pp=2")

@@ -63,7 +63,7 @@ class Source:
             if isinstance(error, SyntaxError) and error.filename == str(self.path):
                 self.refuse((error.text or "").strip(), error.msg, error.lineno)
             allowed = "code that raises BadInput for what it refuses, and nothing else"
-            self.refuse(f"{type(error).__name__}: {error}", allowed, self._last_line(error))
+            self.refuse(traceback.format_exception_only(error)[-1].strip(), allowed, self._last_line(error))
 
     def _last_line(self, error: BaseException) -> int | None:
         """The file's line that was running last."""
