@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -87,15 +88,23 @@ class Step:
         self.expert_ids: dict[int, list[Tensor]] = {}
         self.outputs: dict[tuple[int, int], Tensor] = {}
 
-    def run(self, sequences: Tensor, replay_ids: Mapping[int, Tensor] | None = None) -> float:
-        """All F, then all B in the opposite order, then all W: every micro-batch is in flight at once."""
+    def run(
+        self,
+        sequences: Tensor,
+        replay_ids: Mapping[int, Tensor] | None = None,
+        watch: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> float:
+        """All F, then all B in the opposite order, then all W: every micro-batch is in flight at once.
+
+        `watch` gives what is entered around each of them.
+        """
         sequences = sequences.to(self.device)
         batches = sequences.chunk(self.layout.num_microbatches)
         assert len(batches) == self.layout.num_microbatches
         scale = 1 / (sequences.shape[0] * (sequences.shape[1] - 1))
         loss = 0.0
         self.pairs: dict[tuple[int, int, int], Pairs] = {}
-        with _Count(self.ops["F"]):
+        with _Count(self.ops["F"]), watch("F"):
             for number, batch in enumerate(batches):
                 first = sum(part.shape[0] for part in batches[:number])
                 replay = {
@@ -103,10 +112,10 @@ class Step:
                     for layer, ids in (replay_ids or {}).items()
                 }
                 loss += self._forward(number, batch, scale, replay)
-        with _Count(self.ops["B"]):
+        with _Count(self.ops["B"]), watch("B"):
             for number in reversed(range(len(batches))):
                 self._backward(number)
-        with _Count(self.ops["W"]):
+        with _Count(self.ops["W"]), watch("W"):
             for island in self.islands:
                 for key in island.keys:
                     island.weight_gradient(key)
