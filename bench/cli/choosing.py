@@ -116,10 +116,20 @@ class Refining:
     device: Literal["cpu", "cuda"]
     steps: int
     budget: int | None
+    time_limit_s: float | None
     results: Path
 
     @classmethod
-    def of(cls, how: str, ranks: int, device: str, steps: int, budget: int | None, results: Path | None) -> "Refining":
+    def of(
+        cls,
+        how: str,
+        ranks: int,
+        device: str,
+        steps: int,
+        budget: int | None,
+        time_limit_s: float | None,
+        results: Path | None,
+    ) -> "Refining":
         """Raises BadInput."""
         from bench.errors import unknown
         from bench.results import LOCAL
@@ -129,21 +139,39 @@ class Refining:
         if budget is not None:
             options.at_least_one("budget", budget)
         options.at_least_one("steps", steps)
-        return cls(how, ranks, options.device_of(device), steps, budget, LOCAL if results is None else results)
+        kept = LOCAL if results is None else results
+        return cls(how, ranks, options.device_of(device), steps, budget, time_limit_s, kept)
 
     @property
     def runs(self) -> bool:
         return self.how == "run"
 
     def require_planned(self, system: str, layout: "Layout | None", schedule: str | None, printed: bool) -> None:
-        """Raises BadInput where something is to be run that nothing plans."""
+        """Raises BadInput where an option would go unheeded: nothing plans, or it plans something else."""
         from bench.cli.output import require_folder
         from bench.cli.training import require_torch
 
+        if schedule is not None:
+            planner_of(system, "explain_schedule")
+            what = "nothing beside --seq-len-schedule: every phase is planned, and refined by simulation"
+            if layout is not None:
+                raise BadInput("--layout", str(layout) or "defaults", what)
+            if printed:
+                raise BadInput("--print-schedule", True, what)
+            if self.how != "simulate":
+                raise BadInput("--refine", self.how, what)
+        limits = {"--budget": self.budget, "--time-limit": self.time_limit_s}
+        for option, limit in limits.items():
+            if limit is not None:
+                planner_of(system, "explain", option, limit)
+                if layout is not None:
+                    raise BadInput(option, limit, "nothing beside --layout, with which nothing is planned")
+        if self.budget is not None and self.how == "none":
+            raise BadInput("--budget", self.budget, "nothing beside --refine none, which times no layouts")
         if not self.runs:
             return
         planner_of(system, "explain")
-        if layout is not None or schedule is not None or printed:
+        if layout is not None or printed:
             raise BadInput("refine", self.how, "simulate with --layout, --seq-len-schedule or --print-schedule")
         require_torch()
         require_folder("results", self.results)
@@ -162,14 +190,14 @@ class Refining:
         return options.spec_of(system, model, here, seq_len, tokens, chosen, "learned", 0)
 
 
-def planner_of(system: str, method: str) -> Callable[..., Any]:
-    """A system's own planner. Raises BadInput where it has none."""
+def planner_of(system: str, method: str, option: str = "system", value: object = None) -> Callable[..., Any]:
+    """A system's own planner. Raises BadInput where it has none, naming the option that asked for it."""
     from bench.system import get_system, systems
 
     found: Callable[..., Any] | None = getattr(get_system(system), method, None)
     if found is None:
         able = ", ".join(name for name, each in systems().items() if hasattr(each, method))
-        raise BadInput("system", system, f"a system with a planner of its own: {able}")
+        raise BadInput(option, system if value is None else value, f"a system with a planner of its own: {able}")
     return found
 
 
@@ -179,9 +207,8 @@ def explained(spec: "CaseSpec", costs: "CostModel", refining: Refining) -> Any:
     from bench.results import Store
     from bench.timing import running
 
-    plan = partial(planner_of(spec.system, "explain"), spec, costs.values, refinement=refining.how != "none")
-    if refining.budget is not None:
-        plan = partial(plan, budget=refining.budget)
+    plan = _limited("explain", spec, costs, refining)
+    plan = partial(plan, refinement=refining.how != "none")
     with working(f"planning {spec.system}") as advance:
         if not refining.runs:
             return plan(progress=advance)
@@ -190,12 +217,20 @@ def explained(spec: "CaseSpec", costs: "CostModel", refining: Refining) -> Any:
             return plan(progress=advance, evaluate=evaluate)
 
 
-def explained_phases(spec: "CaseSpec", schedule: str, costs: "CostModel") -> Any:
+def explained_phases(spec: "CaseSpec", schedule: str, costs: "CostModel", refining: Refining) -> Any:
     """A planner's choice for every phase of a schedule of sequence lengths."""
     from bench.cli.output import working
 
+    plan = _limited("explain_schedule", spec, costs, refining)
     with working(f"planning {spec.system}") as advance:
-        return planner_of(spec.system, "explain_schedule")(spec, schedule, costs.values, progress=advance)
+        return plan(schedule=schedule, progress=advance)
+
+
+def _limited(method: str, spec: "CaseSpec", costs: "CostModel", refining: Refining) -> Callable[..., Any]:
+    """A planner of a spec with the limits that were given."""
+    given = {"budget": refining.budget, "time_limit_s": refining.time_limit_s}
+    limits = {name: value for name, value in given.items() if value is not None}
+    return partial(planner_of(spec.system, method), spec=spec, assumptions=costs.values, **limits)
 
 
 def explain_choice(explanation: Any, json: bool) -> None:

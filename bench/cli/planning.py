@@ -82,6 +82,16 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            parser=options.seconds,
+            help="Of each programme that a planner of its own solves; then its best so far is taken. Default: 10.",
+            show_default=False,
+        ),
+    ] = None,
     ranks: options.Ranks = 4,
     device: options.Device = "cpu",
     steps: Annotated[
@@ -107,18 +117,19 @@ def plan(
 
     costs = CostModel.named(assumptions, options.words_of(set_))
     length = _first_length(seq_len, seq_len_schedule)
-    refining = Refining.of(refine, ranks, device, steps, budget, results)
+    refining = Refining.of(refine, ranks, device, steps, budget, time_limit, results)
     given = options.layout_of(system, layout)
     refining.require_planned(system, given, seq_len_schedule, print_schedule)
     spec = refining.spec(system, model, cluster, length, global_batch_tokens, dtype)
     if seq_len_schedule is not None:
-        explain_choice(explained_phases(spec, seq_len_schedule, costs), json)
+        explain_choice(explained_phases(spec, seq_len_schedule, costs, refining), json)
         return
-    if given is None and not print_schedule and hasattr(get_system(system), "explain"):
+    if given is None and hasattr(get_system(system), "explain"):
         reasons = explained(spec, costs, refining)
-        explain_choice(reasons, json)
-        if json:
-            return
+        if not print_schedule:
+            explain_choice(reasons, json)
+            if json:
+                return
         given = reasons.layout
     _show(spec.with_layout(given) if given is not None else best(spec, costs)[0].case, print_schedule, json)
 

@@ -21,7 +21,7 @@ from systems.disagmoe.placement import place
 
 if TYPE_CHECKING:
     from systems.disagmoe.planner.explain import Explanation
-    from systems.disagmoe.planner.phases import PhasesPlan
+    from systems.disagmoe.planner.phases_words import PhasesPlan
 
 PLANNED_ON = "datasheet"
 """Assumptions that the order is made with, whatever a step is simulated with: a plan depends on its case alone."""
@@ -98,7 +98,8 @@ class DisagMoE:
 
         Options as in `systems.disagmoe.planner.phases.plan_phases`. Raises BadInput.
         """
-        from systems.disagmoe.planner.phases import parse_schedule, plan_phases
+        from systems.disagmoe.planner.phases import plan_phases
+        from systems.disagmoe.planner.schedule import parse_schedule
 
         return plan_phases(spec, parse_schedule(schedule), assumptions, **options)
 

@@ -35,6 +35,8 @@ Floats = NDArray[np.float64]
 
 CONSTRAINTS = ("GPUs", "attention memory", "expert memory")
 DEFAULT_LIMIT_S = 10.0
+TIME_LIMIT = "time_limit_s"
+"""The field of the error where the limit came before any allocation."""
 RATE_TOLERANCE = 1e-6
 """Rates are equal within this share: the solver's own tolerance is of that order."""
 _ATTENTION_NICS, _EXPERT_NICS = RESOURCES.index("attention NICs"), RESOURCES.index("expert NICs")
@@ -124,13 +126,13 @@ def allocate(
         BadInput: no allocation is possible, with the constraint that cannot hold; or the time limit came first.
     """
     if not time_limit_s > 0:
-        raise BadInput("time_limit_s", time_limit_s, "more than 0")
+        raise BadInput(TIME_LIMIT, time_limit_s, "more than 0")
     began = time.monotonic()
     programme = _Programme(problem, excluded, without)
     found = programme.solve(programme.rate, time_limit_s)
     if found.x is None:
         if found.status == _TIME_LIMIT:
-            raise BadInput("time_limit_s", time_limit_s, "more: no allocation was found in that time")
+            raise BadInput(TIME_LIMIT, time_limit_s, "more: no allocation was found in that time")
         raise infeasible(problem, excluded, without)
     proven = found.status == 0
     bound = -found.fun if found.mip_dual_bound is None else max(-found.fun, -found.mip_dual_bound)

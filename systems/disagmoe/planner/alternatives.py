@@ -10,17 +10,25 @@ from systems.disagmoe.planner.problem import Problem
 
 def alternatives(problem: Problem, num: int, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
     """The best allocation and the next best ones, each with another (p, p_F, M, N); fewer where there are no more."""
-    excluded = np.zeros(len(problem), dtype=bool)
+    best = allocate(problem, time_limit_s=time_limit_s)
+    return [best, *next_best(problem, best, num - 1, time_limit_s=time_limit_s)]
+
+
+def next_best(
+    problem: Problem, best: Allocation, num: int, *, time_limit_s: float = DEFAULT_LIMIT_S
+) -> list[Allocation]:
+    """The best allocations of other splits (p, p_F, M, N) than `best`, one of each; fewer where there are no more."""
     splits = _splits(problem)
+    excluded = np.zeros(len(problem), dtype=bool)
     found: list[Allocation] = []
+    last = best
     while len(found) < num:
+        excluded |= (splits == splits[last.candidate]).all(axis=1)
         try:
-            found.append(allocate(problem, time_limit_s=time_limit_s, excluded=excluded))
+            last = allocate(problem, time_limit_s=time_limit_s, excluded=excluded)
         except BadInput:
-            if not found:
-                raise
             break
-        excluded |= (splits == splits[found[-1].candidate]).all(axis=1)
+        found.append(last)
     return found
 
 

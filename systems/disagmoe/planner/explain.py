@@ -1,24 +1,26 @@
 """Why this split: the allocation, what binds it, what the next best loses, and what would change the answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bench.assumptions import Assumptions
-from bench.case import Case, CaseSpec, Layout
+from bench.case import CaseSpec, Layout
 from bench.errors import BadInput
 from bench.timing import Evaluate
 from systems.disagmoe.placement import replica_size
-from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, allocate
-from systems.disagmoe.planner.alternatives import alternatives, by_groups, by_replicas
+from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, TIME_LIMIT, Allocation, allocate
+from systems.disagmoe.planner.alternatives import next_best
 from systems.disagmoe.planner.plain import plain_allocation, plain_refinement
-from systems.disagmoe.planner.problem import Choices, Problem, problem
-from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Refinement, Try, refine
+from systems.disagmoe.planner.problem import Choices, problem
+from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Refinement, Try
+from systems.disagmoe.planner.search import Progress, best_of, search
 from systems.disagmoe.planner.words import (
     GIB,
     binding_in_words,
     changed_in_words,
     memory_in_words,
+    programme_in_words,
     refined_in_words,
     sets_in_words,
     short,
@@ -28,10 +30,7 @@ from systems.disagmoe.planner.words import (
 )
 
 SHOWN_FIELDS = ("mbs", "round_length", "deferred_w", "recompute", "copies", "shared_on")
-NUM_SEEDS = 3
 NUM_ALTERNATIVES = 4
-MOST_NODES_FACTOR = 64
-Progress = Callable[[int, int, str], None]
 
 
 class Table(NamedTuple):
@@ -43,10 +42,11 @@ class Table(NamedTuple):
 
 
 class WhatIf(NamedTuple):
-    """The allocation under another condition; None where there is none."""
+    """The allocation under another condition; None where there is none, or (`timed_out`) none was found in time."""
 
     condition: str
     allocation: Allocation | None
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class Explanation:
         said += [f"Programme: {sentence}" for sentence in self._programme()]
         if self.refinement is not None:
             said.append(f"Refinement: {refined_in_words(self.refinement, self.seed, chosen, self.source)}")
-        said += [f"What if: {what_if_in_words(each.condition, each.allocation, chosen)}" for each in self.what_ifs]
+        said += [f"What if: {what_if_in_words(*each, chosen)}" for each in self.what_ifs]
         if self.unequal is not None:
             said.append(f"What if: {unequal_in_words(self.unequal, chosen)}")
         if self.nic_sets is not None:
@@ -112,16 +112,12 @@ class Explanation:
 
     def _programme(self) -> list[str]:
         chosen = self.allocation
-        proof = "" if chosen.proven else "; the solver ran out of time, this is its best so far"
-        said = [
-            f"its split, {short(chosen)}, takes {chosen.step_s:.4g} s a step; no allocation of this model is proven "
-            f"faster than {1 / chosen.most_steps_per_s:.4g} s (gap {100 * round(chosen.gap, 9):.2g} %{proof}).",
-            *binding_in_words(chosen),
-        ]
+        said = [programme_in_words(chosen), *binding_in_words(chosen)]
         if self.others:
             other = self.others[0]
             loss = 100 * (other.step_s / chosen.step_s - 1)
-            said.append(f"the next best split is {short(other)} and loses {loss:.1f} %.")
+            ahead = "loses" if loss >= 0 else "gains, as the solver was stopped before it,"
+            said.append(f"the next best split is {short(other)} and {ahead} {abs(loss):.1f} %.")
         return [*said, memory_in_words(chosen, self.best)]
 
     def tables(self) -> list[Table]:
@@ -149,7 +145,7 @@ class Explanation:
             Table(
                 "what would change the answer, by the programme",
                 ["if", "p", "M:N", "replicas", "step s", "bound by"],
-                [[w.condition, *_what_if_row(w.allocation)] for w in self.what_ifs],
+                [[each.condition, *_what_if_row(each)] for each in self.what_ifs],
             ),
         ]
         if self.refinement is not None:
@@ -192,6 +188,7 @@ class Explanation:
                 {
                     "condition": w.condition,
                     "allocation": None if w.allocation is None else plain_allocation(w.allocation),
+                    "timed_out": w.timed_out,
                 }
                 for w in self.what_ifs
             ],
@@ -222,41 +219,26 @@ def explain(
         BadInput: a cluster too small for the model, with what is missing and what would fit.
     """
     chosen = choices or Choices()
-    programme = problem(spec, assumptions, chosen)
-    try:
-        best, *others = alternatives(programme, NUM_ALTERNATIVES, time_limit_s=time_limit_s)
-    except BadInput as error:
-        raise _with_what_fits(error, spec, assumptions, chosen) from None
-    unequal = _other_best(spec, assumptions, replace(chosen, unequal=True), time_limit_s)
-    found = None
-    if refinement:
-        seeds = seeds_of(programme, time_limit_s=time_limit_s)
-        seeds += [unequal.layout] if unequal is not None and unequal.step_s < best.step_s else []
-        seeds += [spec.layout] if isinstance(spec, Case) else []
-        found = refine(spec, seeds, assumptions, evaluate=evaluate, budget=budget, progress=progress)
+    found = search(
+        spec,
+        assumptions,
+        choices=chosen,
+        refinement=refinement,
+        evaluate=evaluate,
+        budget=budget,
+        time_limit_s=time_limit_s,
+        progress=progress,
+    )
     return Explanation(
         spec,
-        best,
-        tuple(others),
+        found.allocation,
+        tuple(next_best(found.programme, found.allocation, NUM_ALTERNATIVES - 1, time_limit_s=time_limit_s)),
         tuple(_what_ifs(spec, assumptions, chosen, time_limit_s)),
-        unequal,
+        found.unequal,
         _nic_sets(spec, assumptions, chosen, time_limit_s),
-        found,
+        found.refinement,
         "simulated" if evaluate is None else "measured",
     )
-
-
-def seeds_of(programme: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Layout]:
-    """Where a refinement begins: the optimum, and the optima of other numbers of groups and of replicas.
-
-    Few large replicas and many small ones are nearly one to the programme, and far apart in what a step has in flight.
-    """
-    found = [
-        allocate(programme, time_limit_s=time_limit_s),
-        *by_groups(programme, time_limit_s=time_limit_s)[:NUM_SEEDS],
-    ]
-    found += by_replicas(programme, time_limit_s=time_limit_s)
-    return list(dict.fromkeys(each.layout for each in found))
 
 
 def _what_ifs(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> list[WhatIf]:
@@ -264,10 +246,9 @@ def _what_ifs(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_l
     found = []
     for condition, changed in _conditions(spec):
         try:
-            allocation = allocate(problem(changed, assumptions, choices), time_limit_s=time_limit_s)
-        except BadInput:
-            allocation = None
-        found.append(WhatIf(condition, allocation))
+            found.append(WhatIf(condition, allocate(problem(changed, assumptions, choices), time_limit_s=time_limit_s)))
+        except BadInput as error:
+            found.append(WhatIf(condition, None, error.field == TIME_LIMIT))
     return found
 
 
@@ -288,32 +269,7 @@ def _conditions(spec: CaseSpec) -> list[tuple[str, CaseSpec]]:
 def _nic_sets(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> Allocation | None:
     if spec.cluster.num_nodes == 1:
         return None
-    return _other_best(spec, assumptions, replace(choices, nics="sets"), time_limit_s)
-
-
-def _other_best(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> Allocation | None:
-    """The optimum of other choices, None where nothing fits them."""
-    try:
-        return allocate(problem(spec, assumptions, choices), time_limit_s=time_limit_s)
-    except BadInput:
-        return None
-
-
-def _with_what_fits(error: BadInput, spec: CaseSpec, assumptions: Assumptions, choices: Choices) -> BadInput:
-    """The error, with the smallest multiple of the cluster (by doubling) that has an allocation."""
-    if error.field != "cluster":
-        return error
-    factor = 2
-    while factor <= MOST_NODES_FACTOR:
-        cluster = spec.cluster.model_copy(update={"num_nodes": spec.cluster.num_nodes * factor})
-        try:
-            fits = allocate(problem(spec.model_copy(update={"cluster": cluster}), assumptions, choices))
-        except BadInput:
-            factor *= 2
-            continue
-        size = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs"
-        return BadInput(error.field, error.value, f"{error.allowed}; {size} would fit ({short(fits)})")
-    return error
+    return best_of(spec, assumptions, replace(choices, nics="sets"), time_limit_s)
 
 
 def _split_row(each: Allocation, chosen: Allocation) -> list[object]:
@@ -324,9 +280,10 @@ def _split_row(each: Allocation, chosen: Allocation) -> list[object]:
     return [*row, each.step_s, loses, ", ".join(each.binding)]
 
 
-def _what_if_row(each: Allocation | None) -> list[object]:
+def _what_if_row(what_if: WhatIf) -> list[object]:
+    each = what_if.allocation
     if each is None:
-        return [None, None, None, None, "nothing fits"]
+        return [None, None, None, None, "no time" if what_if.timed_out else "nothing fits"]
     layout = each.layout
     ratio = f"{layout.attention_ranks}:{layout.expert_ranks}"
     return [layout.groups, ratio, layout.replicas, each.step_s, ", ".join(each.binding)]

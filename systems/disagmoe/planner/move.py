@@ -30,6 +30,9 @@ class Move(NamedTuple):
     seconds: float
 
 
+STAYS = Move(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class _Held:
     """Of one thing (a layer's attention, or its experts) on every GPU: [GPUs, 2] intervals, empty where none is held.

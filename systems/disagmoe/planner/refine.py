@@ -76,6 +76,7 @@ def refine(
     *,
     evaluate: Evaluate | None = None,
     budget: int | None = DEFAULT_BUDGET,
+    within: Callable[[Layout], bool] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Refinement:
     """Walks downhill from the best of `seeds`.
@@ -85,18 +86,19 @@ def refine(
         evaluate: how a step is timed; simulation if not given. Only a simulated step is spared by its bound, and one
             that is timed has to be faster by more than both times are uncertain.
         budget: most evaluations; None for no limit.
+        within: says which neighbours may be looked at; all if not given.
         progress: called with (evaluations done, budget, what was looked at).
     Raises BadInput where no seed is given.
     """
     if not seeds:
         raise BadInput("seeds", list(seeds), "at least one layout")
-    walk = _Walk(spec, assumptions, evaluate, budget, progress)
+    walk = _Walk(spec, assumptions, evaluate, budget, within or (lambda _: True), progress)
     for layout in dict.fromkeys(seeds):
         walk.visit(layout, "seed")
     if not walk.path:
         # No seed fits: the nearest that does is a start too.
         for layout, change in _each_neighbour(spec, seeds):
-            if walk.visit(layout, change):
+            if walk.within(layout) and walk.visit(layout, change):
                 break
     moved = True
     while moved and walk.path and not walk.spent:
@@ -113,6 +115,7 @@ class _Walk:
         assumptions: Assumptions,
         evaluate: Evaluate | None,
         budget: int | None,
+        within: Callable[[Layout], bool],
         progress: Callable[[int, int, str], None] | None,
     ) -> None:
         self.spec = spec
@@ -120,6 +123,7 @@ class _Walk:
         self.evaluate = evaluate or simulated(assumptions)
         self.bounded = evaluate is None
         self.budget = budget
+        self.within = within
         self.progress = progress
         self.path: list[Try] = []
         self.tried: list[Try] = []
@@ -132,7 +136,8 @@ class _Walk:
     def nearby(self) -> list[tuple[Layout, str]]:
         """Neighbours of where the walk stands that may be faster, likeliest first."""
         here = self.path[-1].layout
-        found = [(layout, change) for layout, change in neighbours(self.spec, here) if layout not in self.seen]
+        near = ((layout, change) for layout, change in neighbours(self.spec, here) if self.within(layout))
+        found = [(layout, change) for layout, change in near if layout not in self.seen]
         open_ = [(self.screen(layout), change) for layout, change in found]
         # What failed from an earlier layout is likely to fail from here: it comes last.
         open_.sort(key=lambda pair: (pair[1] in self.failed, pair[0].bound_s or 0.0))

@@ -109,14 +109,14 @@ def roofline(
     return found
 
 
-def check_lengths(seq_lens: Sequence[int]) -> None:
+def check_lengths(seq_lens: Sequence[int], field: str = "seq-len") -> None:
     """Raises BadInput where there is none, or they are not positive and ascending."""
     if not seq_lens:
-        raise BadInput("seq-len", "", "at least one sequence length")
+        raise BadInput(field, "", "at least one sequence length")
     if min(seq_lens) < 1:
-        raise BadInput("seq-len", min(seq_lens), "a positive number of tokens")
+        raise BadInput(field, min(seq_lens), "a positive number of tokens")
     if any(later <= earlier for earlier, later in pairwise(seq_lens)):
-        raise BadInput("seq-len", ",".join(map(str, seq_lens)), "ascending sequence lengths, each once")
+        raise BadInput(field, ",".join(map(str, seq_lens)), "ascending sequence lengths, each once")
 
 
 def _ranks(model: Model, asked: int | None) -> int:

@@ -27,6 +27,19 @@ def split_in_words(layout: Layout, num_gpus: int) -> str:
     )
 
 
+def programme_in_words(chosen: Allocation) -> str:
+    """What the solver has proven: of the programme's own estimates, not of steps."""
+    said = f"its split, {short(chosen)}, is estimated at {chosen.step_s:.4g} s a step; "
+    if not chosen.proven:
+        return said + (
+            f"the solver ran out of time, this is its best so far: by the same estimates a split may be up to "
+            f"{100 * chosen.gap:.2g} % faster ({1 / chosen.most_steps_per_s:.4g} s)."
+        )
+    return said + (
+        f"by the same estimates no split that it may choose is faster (proven, gap {100 * round(chosen.gap, 9):.2g} %)."
+    )
+
+
 def binding_in_words(chosen: Allocation) -> list[str]:
     busy = chosen.seconds
     said = []
@@ -61,7 +74,12 @@ def refined_in_words(refinement: Refinement, seed: Try | None, chosen: Allocatio
         own += "" if seed.status == "ok" else " and does not fit in memory"
     said = f"{source}, the plan's step takes {best.step_time_s:.4g} s and {own}; {looked}."
     if source == "simulated":
-        said += f" That is {100 * chosen.step_s / best.step_time_s:.0f} % of the rate by the programme."
+        ratio = chosen.step_s / best.step_time_s
+        said += f" That is {100 * ratio:.0f} % of the rate that the programme estimates."
+        if ratio > 1:
+            said += " An estimate is no bound: fill and latency are approximate, and refinement has more choices."
+        if best.bound_s is not None:
+            said += f" The busiest resource of the plan alone takes {best.bound_s:.4g} s."
     return said
 
 
@@ -78,12 +96,13 @@ def memory_in_words(chosen: Allocation, best: Try | None) -> str:
     return said
 
 
-def what_if_in_words(condition: str, other: Allocation | None, chosen: Allocation) -> str:
+def what_if_in_words(condition: str, other: Allocation | None, timed_out: bool, chosen: Allocation) -> str:
     if other is None:
-        return f"{condition}: nothing fits."
+        return f"{condition}: {'the solver found nothing in its time' if timed_out else 'nothing fits'}."
     same = short(other) == short(chosen)
     split = "the split stays" if same else f"the split becomes {short(other)}"
-    return f"{condition}: {split}, {other.step_s:.4g} s a step, bound by {' and '.join(other.binding)}."
+    proof = "" if other.proven else " (the best so far when the solver ran out of time)"
+    return f"{condition}: {split}, {other.step_s:.4g} s a step{proof}, bound by {' and '.join(other.binding)}."
 
 
 def unequal_in_words(other: Allocation, chosen: Allocation) -> str:

@@ -1,0 +1,177 @@
+"""A plan for a schedule of lengths: what every phase does, with both sides of whether re-allocating pays, in words."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bench.case import Layout
+from systems.disagmoe.planner.explain import Table
+from systems.disagmoe.planner.move import Move
+from systems.disagmoe.planner.schedule import Phase, Schedule
+
+GIB = 2**30
+Verdict = Literal["first", "same", "must", "never", "pays"]
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """What one phase does.
+
+    Args:
+        layout, step_s: what it runs on, and seconds of a step.
+        own_layout, own_step_s: the best for this length by itself.
+        kept_layout, kept_step_s: the best on the placement of the phase before (of a mixture: on the one of all), None
+            where that does not fit or does not divide the batch.
+        compared: whether there is a placement to keep: False of the first phase.
+        own_move: what it takes to go to its own placement (of a mixture: there and back), None where that is kept.
+        move: what is moved, None where the placement stays.
+    """
+
+    phase: Phase
+    layout: Layout
+    step_s: float
+    own_layout: Layout
+    own_step_s: float
+    kept_layout: Layout | None
+    kept_step_s: float | None
+    compared: bool
+    own_move: Move | None
+    move: Move | None
+
+    @property
+    def pays_after_steps(self) -> float | None:
+        """Steps after which the seconds of the move are won back; None where never, or where there is no choice."""
+        if self.own_move is None or self.kept_step_s is None or self.kept_step_s <= self.own_step_s:
+            return None
+        return self.own_move.seconds / (self.kept_step_s - self.own_step_s)
+
+    @property
+    def verdict(self) -> Verdict:
+        """first: nothing to keep; same: its own placement is kept; must: what is kept does not do; never, pays."""
+        if not self.compared:
+            return "first"
+        if self.kept_step_s is None:
+            return "must"
+        if self.own_move is None:
+            return "same"
+        return "never" if self.pays_after_steps is None else "pays"
+
+
+@dataclass(frozen=True)
+class PhasesPlan:
+    """The whole schedule: seconds with the moves, and without any (None where no placement does for every length).
+
+    Without a move what GPUs hold stays; how they work may still change. Of a mixture both are of a mean step.
+    """
+
+    schedule: Schedule
+    phases: tuple[PhasePlan, ...]
+    total_s: float
+    unmoved_s: float | None
+
+    def sentences(self) -> list[str]:
+        said = [_in_words(number, each, self.schedule.mixed) for number, each in enumerate(self.phases, 1)]
+        return [*said, self._together()]
+
+    def _together(self) -> str:
+        if self.schedule.mixed:
+            alone_s = sum(each.phase.num_steps * each.own_step_s for each in self.phases)
+            loses = 100 * (self.total_s / alone_s - 1)
+            return (
+                f"Together: a mean step takes {self.total_s:.4g} s on one placement; with every length on its own, and "
+                f"moves for nothing, it would take {alone_s:.4g} s: one placement loses {loses:.2g} %."
+            )
+        if self.unmoved_s is None:
+            return f"Together: the schedule takes {self.total_s:.4g} s; no placement fits every length: it has to move."
+        gain = 100 * (self.unmoved_s / self.total_s - 1)
+        both = f"the schedule takes {self.total_s:.4g} s; {self.unmoved_s:.4g} s on one placement throughout"
+        if not any(each.move for each in self.phases):
+            return f"Together: {both}: nothing moves."
+        return f"Together: {both}: re-allocating gains {gain:.2g} %."
+
+    def tables(self) -> list[Table]:
+        share = "share of steps" if self.schedule.mixed else "steps"
+        columns = ["tokens", share, "kept, step s", "own, step s", "moved GiB", "move s", "pays after steps", "does"]
+        rows: list[list[object]] = [
+            [
+                each.phase.seq_len,
+                each.phase.num_steps,
+                each.kept_step_s,
+                each.own_step_s,
+                each.own_move and each.own_move.total_bytes / GIB,
+                each.own_move and each.own_move.seconds,
+                "never" if each.verdict == "never" else each.pays_after_steps,
+                "moves" if each.move else "starts" if each.verdict == "first" else "stays",
+            ]
+            for each in self.phases
+        ]
+        layouts: list[list[object]] = []
+        for each in self.phases:
+            ways = {"runs": each.layout, "kept": each.kept_layout, "own": each.own_layout}
+            for way in dict.fromkeys(way for way in ways.values() if way):
+                names = ", ".join(name for name, other in ways.items() if other == way)
+                layouts.append([each.phase.seq_len, names, str(way) or "defaults"])
+        return [Table("phases (simulated)", columns, rows), Table("layouts", ["tokens", "of", "layout"], layouts)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "simulated",
+            "mixed": self.schedule.mixed,
+            "total_s": self.total_s,
+            "unmoved_s": self.unmoved_s,
+            "phases": [_plain(each) for each in self.phases],
+            "sentences": self.sentences(),
+        }
+
+
+def _in_words(number: int, each: PhasePlan, mixed: bool) -> str:
+    steps = f"{100 * each.phase.num_steps:.3g} % of the steps" if mixed else f"{each.phase.num_steps:.0f} steps"
+    said = f"Phase {number}: " if not mixed else ""
+    said += f"{steps} of {each.phase.seq_len} tokens, {each.step_s:.4g} s a step on {str(each.layout) or 'defaults'}; "
+    return said + _both_sides(each, mixed)
+
+
+def _both_sides(each: PhasePlan, mixed: bool) -> str:
+    kept_on = "this placement" if mixed else "the placement of the phase before"
+    match each.verdict:
+        case "first":
+            same = each.layout == each.own_layout
+            return "its own best." if same else f"its own best takes {each.own_step_s:.4g} s; what follows decides."
+        case "same":
+            return f"{kept_on} is its own best as well: nothing to move."
+        case "must":
+            return f"{kept_on} does not do for this length: {_moving(each.move)}."
+        case "never":
+            return f"on {kept_on} it is as fast as on any other: re-allocating never pays."
+    moves = "there and back " if mixed else ""
+    pays = f"{each.pays_after_steps:.3g} steps"
+    said = (
+        f"on {kept_on} {each.kept_step_s:.4g} s, on its own {each.own_step_s:.4g} s {moves}after "
+        f"{_moving(each.own_move)}: re-allocating pays after {pays}"
+    )
+    if mixed:
+        return f"{said} of this length in a row."
+    return f"{said}, and it {'moves' if each.move else 'stays'}."
+
+
+def _moving(what: Move | None) -> str:
+    return "" if what is None else f"moving {what.total_bytes / GIB:.4g} GiB in {what.seconds:.3g} s"
+
+
+def _plain(each: PhasePlan) -> dict[str, Any]:
+    def moved(what: Move | None) -> dict[str, float] | None:
+        return None if what is None else {"bytes": what.total_bytes, "seconds": what.seconds}
+
+    return {
+        "seq_len": each.phase.seq_len,
+        "num_steps": each.phase.num_steps,
+        "layout": each.layout.model_dump(mode="json"),
+        "step_s": each.step_s,
+        "own_layout": each.own_layout.model_dump(mode="json"),
+        "own_step_s": each.own_step_s,
+        "own_move": moved(each.own_move),
+        "kept_layout": each.kept_layout.model_dump(mode="json") if each.kept_layout else None,
+        "kept_step_s": each.kept_step_s,
+        "move": moved(each.move),
+        "verdict": each.verdict,
+        "pays_after_steps": each.pays_after_steps,
+    }
