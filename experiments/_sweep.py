@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from bench.case import Case, CaseSpec
 from bench.evaluate import CostModel, failed_trial, simulate_trial
+from bench.execute.parent import end_with_parent
 from bench.provenance import code_digest
 from bench.results import Store
 from bench.trial import FINISHED, Trial, content_id
@@ -60,7 +61,7 @@ def sweep_jobs(
         workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS, len(missing))
         others = set(active_children())
         # spawn: a forked copy of a process that has threads may hang.
-        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_when_interrupted) as executor:
+        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin) as executor:
             under_way = {executor.submit(_simulate, job, budget): job for job in missing}
             try:
                 for number, done in enumerate(as_completed(under_way), 1 + len(jobs) - len(missing)):
@@ -110,8 +111,10 @@ def _comes_out_again(trial: Trial, job: Job, budget: int | None) -> bool:
     return same_search and same_values and trial.code_digest == code_digest(job.spec.system)
 
 
-def _end_when_interrupted() -> None:
+def _begin() -> None:
+    """In a worker: it ends when interrupted, and with the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent()
 
 
 def _simulate(job: Job, budget: int | None) -> str:

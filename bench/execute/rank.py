@@ -11,10 +11,8 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import BadInput
 from bench.execute.faults import cause_of, chain
 from bench.execute.flight import Flight
+from bench.execute.parent import end_with_parent
 from bench.transports import Carrier
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ _rank = _Rank()
 
 
 def rank_main(rank: int, device: str, carrier: Carrier, folder: Path, conn: Connection) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
     trace = trace_file(folder, rank).open("w")
     faulthandler.register(signal.SIGUSR1, trace)
@@ -164,13 +163,6 @@ def join_group(members: int, generation: int) -> None:
         shared = _rank.carrier.name in ("gloo", "host")
         backend = "gloo" if shared else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=store, rank=_rank.number, world_size=members)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
 
 
 def _failure(error: Exception) -> bytes:

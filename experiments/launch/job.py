@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.execute.parent import end_with_parent
 from bench.trial import Trial
 from experiments.launch.ledger import Ledger
 from experiments.launch.ranks import JoinedRanks
@@ -51,17 +52,11 @@ def main(arguments: list[str]) -> int:
     record = JobRecord.read(folder.path)
     assert record is not None, "a job has a record"
     if environment.cluster == "local":
-        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        end_with_parent(os.getppid())
     if environment.global_rank >= record.shape.num_ranks:
         return 0  # ranks are asked for in whole nodes
     Element(environment, folder, element, record).run()
     return 0
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 class Element:
