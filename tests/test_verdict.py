@@ -29,6 +29,7 @@ from experiments.launch.verdict import Judge
         ("TIMEOUT", "", 2, ("again", "the job reached its time limit")),
         ("TIMEOUT", "", 3, ("final", "the job reached its time limit; 3 of 3 attempts")),
         ("OUT_OF_MEMORY", "", 3, ("final", "the job ran out of host memory; 3 of 3 attempts")),
+        ("FAILED", "", 3, ("final", "the job failed; 3 of 3 attempts")),
         ("PENDING", "launch failed requeued held", 1, ("again", "the job could not be started by Slurm")),
     ],
 )
@@ -42,7 +43,7 @@ def test_states_lead_to_verdicts(
     assert (verdict.what, verdict.message) == expected
     if verdict.what == "again":
         assert verdict.attempt == attempt + 1
-    statuses = {"TIMEOUT": "timeout", "OUT_OF_MEMORY": "oom"}
+    statuses = {"TIMEOUT": "timeout", "OUT_OF_MEMORY": "oom", "FAILED": "died"}
     assert verdict.status == (statuses.get(state, "error") if verdict.what == "final" else "error")
 
 

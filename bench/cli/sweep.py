@@ -281,9 +281,7 @@ def _run(plan: "Plan", ledger: Any, retry_failed: bool, json: bool) -> "Outcome"
             err=True,
         )
         raise typer.Exit(130) from None
-    failures = [
-        sweeps.failure_of(ledger, task, task.key, trial.status, trial.message) for task, trial in outcome.failed
-    ]
+    failures = [sweeps.failure_of(ledger, task, task.key, trial) for task, trial in outcome.failed]
     if json:
         print_json(_described(outcome, failures))
     else:

@@ -1,5 +1,6 @@
 """`moebench status`, `cancel`, `logs` and `site init`: sweeps that were started, and the file of a cluster."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from experiments.launch.sweeps import Standing
 
 MAX_SHOWN_FAILURES = 20
+MAX_SHOWN_RANKS = 16
 WATCH_S = 2.0
 
 SweepName = Annotated[
@@ -29,7 +31,8 @@ def add_verbs(app: typer.Typer) -> None:
 
 
 def failure_fields(failure: Any) -> dict[str, Any]:
-    return {name: None if value is None else str(value) for name, value in failure._asdict().items()}
+    fields = {name: None if value is None else str(value) for name, value in failure._asdict().items()}
+    return fields | {"last_actions": list(failure.last_actions)}
 
 
 def show_failures(failures: list[Any]) -> None:
@@ -37,12 +40,20 @@ def show_failures(failures: list[Any]) -> None:
 
     for failure in failures[:MAX_SHOWN_FAILURES]:
         typer.echo(f"{failure.status}: {failure.label} (case {failure.case_id}): {failure.message[:300]}")
+        for line in shortened(failure.last_actions):
+            typer.echo(f"  {line}")
         if failure.log is not None:
             for line in tail(failure.log):
                 typer.echo(f"    {line[:200]}")
             typer.echo(f"  log {failure.log}\n  script {failure.script}")
     if len(failures) > MAX_SHOWN_FAILURES:
         typer.echo(f"and {len(failures) - MAX_SHOWN_FAILURES} more; --json shows all")
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """What ranks did, as much as fits on a screen."""
+    rest = len(lines) - MAX_SHOWN_RANKS
+    return [*(line[:200] for line in lines[:MAX_SHOWN_RANKS]), *([f"and {rest} ranks more"] if rest > 0 else [])]
 
 
 def status(
@@ -149,22 +160,30 @@ def logs(
     results: options.Results = None,
     json: options.Json = False,
 ) -> None:
-    """Show where the logs and the script of a case are, and the last lines of its last log."""
+    """Show of every start of a case its script, logs with their last lines, and what each rank did last."""
     from bench.cli.output import print_json
+    from experiments.launch.flights import last_actions
     from experiments.launch.sweeps import logs_of, tail
 
     found = logs_of(_ledger(results), case)
     if json:
         rows = [
-            {"run": label, "logs": [str(path) for path in folder.logs(element)], "script": str(folder.script())}
-            for label, folder, element in found
+            {
+                "run": task.label,
+                "logs": [str(path) for path in folder.logs(element)],
+                "script": str(folder.script()),
+                "last_actions": last_actions(folder, element, task),
+            }
+            for task, folder, element in found
         ]
         print_json({"kind": "logs", "jobs": rows})
         return
     if not found:
         typer.echo("it ran inside the sweep's own process, or has not run: there is no log")
-    for label, folder, element in found:
-        typer.echo(f"{label}\n  script {folder.script()}")
+    for task, folder, element in found:
+        typer.echo(f"{task.label}\n  script {folder.script()}")
+        for line in shortened(last_actions(folder, element, task)):
+            typer.echo(f"  {line}")
         for path in folder.logs(element):
             typer.echo(f"  log {path}")
             for line in tail(path, 20):

@@ -16,7 +16,9 @@ from pathlib import Path
 from bench.program import Program
 
 MAX_QUEUES = 64  # of one rank; what happens in more is not noted
-_HEAD, _PER_QUEUE = 3, 3  # phase, step, time; of a queue the operations begun and ended last, and the time
+# Phase, step, time, and what makes a time of this process one of the clock on the wall, so that others can read it;
+# of a queue the operations begun and ended last, and the time. Times are in ns.
+_HEAD, _PER_QUEUE = 4, 3
 _NUM_SLOTS = _HEAD + _PER_QUEUE * MAX_QUEUES
 
 
@@ -54,6 +56,7 @@ class Flight:
                 file.truncate(8 * _NUM_SLOTS)
                 memory = mmap.mmap(file.fileno(), 8 * _NUM_SLOTS)
         self._slots = memoryview(memory).cast("q")
+        self._slots[3] = time.time_ns() - time.monotonic_ns()
 
     def phase(self, phase: Phase, step: int = 0) -> None:
         """Steps count from 0. A step begins with nothing begun."""
@@ -84,9 +87,20 @@ def read_slots(path: Path) -> tuple[int, ...]:
         return ()
 
 
-def last_actions(flights: Sequence[Sequence[int]], program: Program | None = None) -> tuple[str, ...]:
-    """What every rank did last, a line each; `flights` has their slots by rank."""
-    now_ns = time.monotonic_ns()
+def last_noted_s(flights: Sequence[Sequence[int]]) -> float | None:
+    """When any rank last noted anything, by the clock on the wall; None where none did."""
+    noted = [slots[3] + max(slots[2], *slots[_HEAD + 2 :: _PER_QUEUE]) for slots in flights if slots]
+    return max(noted) / 1e9 if noted else None
+
+
+def last_actions(
+    flights: Sequence[Sequence[int]], program: Program | None = None, now_s: float | None = None
+) -> tuple[str, ...]:
+    """What every rank did last, a line each; `flights` has their slots by rank.
+
+    now_s: the time up to which is counted how long, by the clock on the wall; now where not given.
+    """
+    now_ns = time.time_ns() if now_s is None else int(1e9 * now_s)
     return tuple(in_words(rank, slots, program, now_ns) for rank, slots in enumerate(flights))
 
 
@@ -102,7 +116,11 @@ def in_words(rank: int, slots: Sequence[int], program: Program | None, now_ns: i
     queues = _queues(rank, slots, program, now_ns) if program is not None and phase == Phase.STEP else []
     if queues:
         return f"{said}: {'; '.join(queues)}"
-    return said if slots[2] == 0 else f"{said}, for {(now_ns - slots[2]) / 1e9:.1f} s"
+    return said if slots[2] == 0 else f"{said}, for {_seconds(slots, slots[2], now_ns)} s"
+
+
+def _seconds(slots: Sequence[int], at_ns: int, now_ns: int) -> str:
+    return f"{max(0, now_ns - at_ns - slots[3]) / 1e9:.1f}"
 
 
 def _queues(rank: int, slots: Sequence[int], program: Program, now_ns: int) -> list[str]:
@@ -116,5 +134,5 @@ def _queues(rank: int, slots: Sequence[int], program: Program, now_ns: int) -> l
         if begun:
             what = program.describe(begun - 1).removeprefix(f"{group.name} ")
             where = "after" if ended >= begun else "in"
-            said.append(f"{stream} {where} {what} for {(now_ns - at_ns) / 1e9:.1f} s")
+            said.append(f"{stream} {where} {what} for {_seconds(slots, at_ns, now_ns)} s")
     return said

@@ -72,7 +72,7 @@ class Ranks(Protocol):
         ...
 
     def flights(self, num_ranks: int) -> list[tuple[int, ...]]:
-        """See `RankPool.flights`; empty where ranks are out of reach."""
+        """See `RankPool.flights`."""
         ...
 
     def run(

@@ -61,15 +61,19 @@ def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
     return _rank.groups[key] if dist.get_rank() in key else None
 
 
-def become_rank(number: int, device: str, carrier: Carrier, gpu: int, on_report: Callable[[Any], None]) -> None:
+def become_rank(
+    number: int, device: str, carrier: Carrier, gpu: int, on_report: Callable[[Any], None], recorder: Path | None = None
+) -> None:
     """Makes this process, which a launcher has started, the rank of that number.
 
     Args:
         carrier: what carries payload between the ranks.
         gpu: which of the GPUs that this process sees is its own, where `device` is ``cuda``.
         on_report: gets what `report` sends.
+        recorder: file of its flight recorder; None where nobody is to read it.
     """
     _rank.number, _rank.device, _rank.carrier, _rank.on_report = number, device, carrier, on_report
+    _rank.flight = Flight(recorder)
     _set_up_torch(gpu)
 
 

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.execute.parent import end_with_parent
 from bench.trial import Trial
+from experiments.launch.flights import last_actions
 from experiments.launch.ledger import Ledger
 from experiments.launch.ranks import JoinedRanks
 from experiments.launch.submission import Entry, JobFolder, JobRecord
@@ -76,7 +78,8 @@ class Element:
         if any(entry.task.settings.backend == "run" for entry in folder.entries(element)):
             meeting = folder.path / f"rendezvous.{element}.{self.restart}"
             device: Literal["cpu", "cuda"] = "cuda" if record.shape.device == "cuda" else "cpu"
-            self.ranks = JoinedRanks(environment, meeting, record.shape.num_ranks, device)
+            recorder = partial(folder.recorder, element, self.restart)
+            self.ranks = JoinedRanks(environment, meeting, record.shape.num_ranks, device, recorder)
 
     def run(self) -> None:
         for number, entry in enumerate(self.folder.entries(self.element)):
@@ -96,7 +99,8 @@ class Element:
         events = self.folder.events(self.element)
         starts = sum(event["event"] == "case-start" and event["key"] == key for event in events)
         if entry.attempt + starts > self.record.max_attempts:
-            self._commit(entry, entry.task.failed("error", f"the job ended {starts} times while this ran"))
+            last = last_actions(self.folder, self.element, entry.task, before=self.restart)
+            self._commit(entry, entry.task.failed("error", f"the job ended {starts} times while this ran", last))
             return False
         assert self.journal is not None
         self.journal.write("case-start", key=key)

@@ -24,7 +24,10 @@ Listener = Callable[[Event], None]
 
 
 class Failure(NamedTuple):
-    """A task whose record says that it failed. log, script: files of its last job, where there was one."""
+    """A task whose record says that it failed. log, script: files of its last job, where there was one.
+
+    last_actions: of a run, what its ranks did last, a line each.
+    """
 
     label: str
     case_id: str
@@ -32,6 +35,7 @@ class Failure(NamedTuple):
     message: str
     log: Path | None
     script: Path | None
+    last_actions: tuple[str, ...] = ()
 
 
 @dataclass

@@ -24,10 +24,18 @@ class JoinedRanks:
         environment: submitit's, which knows rank, local rank and hosts.
         meeting: file through which rank 0 says where it listens; a fresh name for every start of the job.
         num_ranks: ranks that take part; this is one of them.
+        recorder: of a rank the file of its flight recorder, in a folder that all hosts see.
     Raises BadInput where a node has fewer GPUs than ranks.
     """
 
-    def __init__(self, environment: Any, meeting: Path, num_ranks: int, device: Literal["cpu", "cuda"]) -> None:
+    def __init__(
+        self,
+        environment: Any,
+        meeting: Path,
+        num_ranks: int,
+        device: Literal["cpu", "cuda"],
+        recorder: Callable[[int], Path],
+    ) -> None:
         from bench.execute.rank import become_rank
 
         self.rank, self.world_size, self.device, self.transport = environment.global_rank, num_ranks, device, "auto"
@@ -38,7 +46,8 @@ class JoinedRanks:
         self._on_report: Callable[[int, Any], None] | None = None
         self._reports: list[Any] = []
         gpu = _gpu_of(environment.local_rank) if device == "cuda" else 0
-        become_rank(self.rank, device, self.carrier, gpu, self._take_report)
+        self._recorder = recorder
+        become_rank(self.rank, device, self.carrier, gpu, self._take_report, recorder(self.rank))
         alone = environment.num_nodes == 1
         if alone:  # this host's name need not resolve to an address that reaches it
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -51,8 +60,10 @@ class JoinedRanks:
         return str(self.store.get(what).decode())
 
     def flights(self, num_ranks: int) -> list[tuple[int, ...]]:
-        """Nothing: ranks on other hosts keep what they noted to themselves."""
-        return []
+        """What the first ranks have noted in their flight recorders, as far as their hosts have written it."""
+        from bench.execute.flight import read_slots
+
+        return [read_slots(self._recorder(rank)) for rank in range(num_ranks)]
 
     def carrier_of(self, transport: str) -> Carrier:
         """As `RankPool.carrier_of`. Raises BadInput."""

@@ -92,6 +92,28 @@ class JobFolder:
         """What the job's first rank wrote: job-start, case-start, case-end."""
         return read_lines(self.events_path(element))
 
+    def recorder(self, element: int, restart: int, rank: int) -> Path:
+        """File in which a rank notes what it does, see `bench.execute.flight`; every start of the job has its own."""
+        return self.path / f"flight.{element}.{restart}.{rank}"
+
+    def restarts(self, element: int) -> list[int]:
+        """Numbers of the starts that left such files, the last one last."""
+        return sorted({int(path.name.split(".")[2]) for path in self.path.glob(f"flight.{element}.*")})
+
+    def last_sign(self, element: int) -> float | None:
+        """When the element ended, or last showed that it lives, by the clock of the file system."""
+        for path in (self.path / f"ended.{element}", self.events_path(element)):
+            try:
+                return path.stat().st_mtime
+            except OSError:
+                continue
+        return None
+
+    def was_running(self, element: int, key: str) -> bool:
+        """Whether a task had been started and not ended when the element was last heard of."""
+        mine = [event["event"] for event in self.events(element) if event.get("key") == key]
+        return bool(mine) and mine[-1] == "case-start"
+
     def ended(self, element: int) -> int | None:
         """Exit code of an element that came to its end; None where it did not, or not yet."""
         try:

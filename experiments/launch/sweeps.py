@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import BadInput, unknown
-from bench.trial import FINISHED
+from bench.trial import FINISHED, Trial
 from experiments.launch.ledger import Claim, Ledger, replace
 from experiments.launch.locks import Process
 from experiments.launch.outcome import Failure
@@ -93,7 +93,7 @@ def standing(ledger: Ledger, name: str | None) -> Standing:
         trial = ledger.trial(key)
         found.counts["unreadable" if trial is None else trial.status] += 1
         if trial is not None and trial.status not in FINISHED:
-            found.failures.append(failure_of(ledger, tasks[key], key, trial.status, trial.message))
+            found.failures.append(failure_of(ledger, tasks[key], key, trial))
     open_claims = {key: claim for key, claim in claims.items() if key not in done}
     queue = _queue(ledger, open_claims, accounting)
     found.trouble = queue.trouble
@@ -146,7 +146,7 @@ def _eta_s(ledger: Ledger, done: set[str], left: int) -> float | None:
     return left * (times[-1] - times[0]) / (len(times) - 1)
 
 
-def failure_of(ledger: Ledger, task: Task, key: str, status: str, message: str) -> Failure:
+def failure_of(ledger: Ledger, task: Task, key: str, trial: Trial) -> Failure:
     """A failed task with the files of its last job."""
     log = script = None
     claim = ledger.claims([key]).get(key)
@@ -155,7 +155,7 @@ def failure_of(ledger: Ledger, task: Task, key: str, status: str, message: str) 
         logs = folder.logs(claim.element)
         log, script = next((path for path in logs if path.stat().st_size), None), folder.script()
     case_id = getattr(task.spec, "id", key)
-    return Failure(task.label, case_id, status, message, log, script)
+    return Failure(task.label, case_id, trial.status, trial.message, log, script, tuple(trial.last_actions))
 
 
 def tail(path: Path, num_lines: int = TAIL_LINES) -> list[str]:
@@ -167,8 +167,8 @@ def tail(path: Path, num_lines: int = TAIL_LINES) -> list[str]:
     return [line for line in lines if line.strip()][-num_lines:]
 
 
-def logs_of(ledger: Ledger, case: str) -> list[tuple[str, JobFolder, int]]:
-    """Jobs that ran a case: (label, folder, element), the last start last. `case`: the beginning of a case id or key.
+def logs_of(ledger: Ledger, case: str) -> list[tuple[Task, JobFolder, int]]:
+    """Jobs that ran a case: (task, folder, element), the last start last. `case`: the beginning of a case id or key.
 
     Raises BadInput where no sweep of the results folder has it.
     """
@@ -183,7 +183,7 @@ def logs_of(ledger: Ledger, case: str) -> list[tuple[str, JobFolder, int]]:
     for key, task in found.items():
         for claim in ledger.history(key):
             if claim.job:
-                jobs.append((task.label, JobFolder(ledger.jobs / claim.job), claim.element))
+                jobs.append((task, JobFolder(ledger.jobs / claim.job), claim.element))
     return jobs
 
 

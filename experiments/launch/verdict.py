@@ -141,7 +141,8 @@ class Judge:
         cause = HELD_BY_FAILURE if seen.reason == HELD_BY_FAILURE else seen.state
         code = folder.ended(claim.element)
         why = f"the job {WHY.get(cause, f'ended as {cause}')}{_exit_words(code)}"
-        verdict = self._again(claim, at_fault, claim.attempt + max(0, starts - 1), why, STATUS.get(cause, "error"))
+        status = "died" if cause == "FAILED" and starts else STATUS.get(cause, "error")
+        verdict = self._again(claim, at_fault, claim.attempt + max(0, starts - 1), why, status)
         return replace(verdict, stuck=seen.job_id) if cause == HELD_BY_FAILURE else verdict
 
     def _again(self, claim: Claim, at_fault: bool, used: int, why: str, status: Status) -> Verdict:

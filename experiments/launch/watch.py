@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.trial import Trial
+from experiments.launch.flights import last_actions
 from experiments.launch.ledger import Claim, Ledger, mark, replace
 from experiments.launch.locks import Process
 from experiments.launch.outcome import Event, Listener, Outcome
@@ -127,7 +128,8 @@ class Sweep:
                     self._say(f"{task.label}: {verdict.message}; attempt {verdict.attempt} of {self.site.max_attempts}")
                 ready.append(Start(task, generation, verdict.attempt))
             else:
-                self.ledger.commit(key, task.failed(verdict.status, verdict.message))
+                last = () if claim is None else self._last_actions(task, claim)
+                self.ledger.commit(key, task.failed(verdict.status, verdict.message, last))
         if not ready:
             self._say_who_works(claims)
             return False
@@ -135,6 +137,12 @@ class Sweep:
             return self._run_here(ready)
         self._submit(ready, claims)
         return False
+
+    def _last_actions(self, task: Task, claim: Claim) -> tuple[str, ...]:
+        """What the ranks did last, of a task that was running when its job ended."""
+        folder = JobFolder(self.ledger.jobs / claim.job)
+        running = bool(claim.job) and folder.was_running(claim.element, claim.key)
+        return last_actions(folder, claim.element, task) if running else ()
 
     def _look(self, claims: dict[str, Claim]) -> Queue:
         names = {claim.job for claim in claims.values() if claim.job}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -94,8 +95,8 @@ class Task:
         assert isinstance(self.spec, Case), "a run has a layout"
         return self.spec
 
-    def failed(self, status: Status, message: str) -> Trial:
-        """The record of a task that came to nothing."""
+    def failed(self, status: Status, message: str, last_actions: Sequence[str] = ()) -> Trial:
+        """The record of a task that came to nothing; last_actions: of a run, what its ranks did last, a line each."""
         line = " ".join(message.split())
         settings, case = self.settings, self.spec
         if settings.backend == "simulate":
@@ -107,6 +108,7 @@ class Task:
             source="measured",
             status=status,
             message=line,
+            last_actions=list(last_actions),
             command=command_for("run", case, (*extra, "--data", settings.data)),
             provenance={**collect(), "repeat": self.repeat},
         )

@@ -31,7 +31,7 @@ def overrunning(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     if not any(item.path.name == "test_time_limit.py" for item in request.session.items):
         yield None
         return
-    for cluster in running_slurm(NNODES="2", CTLPORT="17917", PORT0="18001"):
+    for cluster in running_slurm(NNODES="2"):
         # The processors are for the tests beside it.
         cluster.site(max_attempts=2, setup=["renice 19 $$ >/dev/null"])
         options = (*RUN, "--steps", "1000000", "--time", "00:01:00")

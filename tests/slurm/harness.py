@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
+from bench.execute.flight import Phase, read_slots
 from bench.results import read_trial
 from bench.trial import Trial
 
@@ -57,6 +60,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             "MOEBENCH_SITE": str(root / "site.toml"),
         }
+        self.sweeps: list[subprocess.Popen[str]] = []
         self.site()
 
     def site(self, **fields: object) -> None:
@@ -69,14 +73,10 @@ class Cluster:
         """settings: variables of start_slurm.sh."""
         self._script("start_slurm.sh", **settings)
 
-    def stop(self) -> None:
-        self._script("stop_slurm.sh")
-
-    def _script(self, name: str, **extra: str) -> None:
         # Daemons inherit what they are given: with pipes, waiting for their end would wait for ever.
         with (self.root / "scripts.log").open("ab") as log:
-            command = ["bash", str(HERE / name), str(self.root)]
-            subprocess.run(command, env={**self.env, **extra}, stdout=log, stderr=log, check=True, timeout=120)
+            command = ["bash", str(HERE / "start_slurm.sh"), str(self.root)]
+            subprocess.run(command, env={**self.env, **settings}, stdout=log, stderr=log, check=True, timeout=300)
 
     def command(self, *words: str) -> str:
         done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=60, check=False)
@@ -99,6 +99,20 @@ class Cluster:
     def answers(self) -> bool:
         done = subprocess.run(["scontrol", "ping"], env=self.env, capture_output=True, check=False)
         return done.returncode == 0
+
+    @contextlib.contextmanager
+    def paused(self, number: int = 1) -> Iterator[None]:
+        """All ranks of jobs, at least `number`, stand still meanwhile: however slow this machine is, none ends."""
+        ranks = [process for process in self.job_processes() if "experiments.launch.job" in process.cmdline()]
+        for rank in ranks:
+            rank.suspend()
+        assert len(ranks) >= number
+        try:
+            yield
+        finally:
+            for rank in ranks:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    rank.resume()
 
     def job_processes(self) -> list[psutil.Process]:
         """Processes of sweeps' jobs on this cluster, without Slurm's own."""
@@ -135,6 +149,7 @@ class Sweep:
         self.process = subprocess.Popen(
             self.words, env=self.env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
+        self.cluster.sweeps.append(self.process)
         return self
 
     def end(self, code: int = 0) -> str:
@@ -160,6 +175,11 @@ class Sweep:
         paths = self.results.glob("launch/jobs/*/events.*")
         lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]
+
+    def ranks_in(self, phase: Phase) -> list[Path]:
+        """Flight recorders of the ranks that have come to a phase."""
+        found = self.results.glob("launch/jobs/*/flight.*")
+        return [path for path in found if read_slots(path)[:1] == (phase,)]
 
     def wait_for(self, kind: str, number: int = 1) -> None:
         """Until jobs have written that many events of a kind."""
@@ -205,13 +225,43 @@ def running_slurm(**settings: str) -> Iterator[Cluster]:
         _go_without(f"needs root and Slurm's packages; absent: {', '.join(absent) or 'nothing'}")
     root = Path(tempfile.mkdtemp(prefix="moebench-slurm-"))
     root.chmod(0o755)  # munged wants its socket to be reached by everybody
-    cluster = Cluster(root)
-    try:
-        cluster.start(**settings)
+    with _stopped_at_the_end(root):
+        cluster = Cluster(root)
+        cluster.start(**_free_ports(), **settings)
         yield cluster
+
+
+@contextlib.contextmanager
+def _stopped_at_the_end(root: Path) -> Iterator[None]:
+    """Stops the daemons and all that uses them when the caller is done, and also when this process is killed."""
+    # It waits for the end of its input, which comes in either case.
+    script = f'cat; timeout 100 bash "{HERE}/stop_slurm.sh" "{root}"; rm -rf "{root}"'
+    env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}  # by which it finds processes
+    nowhere = subprocess.DEVNULL
+    stopper = subprocess.Popen(
+        ["bash", "-c", script], stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, env=env, start_new_session=True
+    )
+    try:
+        yield
     finally:
-        cluster.stop()
-        shutil.rmtree(root, ignore_errors=True)
+        assert stopper.stdin is not None
+        stopper.stdin.close()
+        stopper.wait(timeout=120)
+
+
+def _free_ports() -> dict[str, str]:
+    """Ports in a row that nobody uses, as variables of start_slurm.sh."""
+    names = ("CTLPORT", "DBDPORT", "SQLPORT", "PORT0", "PORT1", "PORT2", "PORT3")
+    for first in range(16000 + 100 * (os.getpid() % 100), 32000, 10):
+        numbers = range(first, first + len(names))
+        with contextlib.ExitStack() as taken:
+            try:
+                for number in numbers:
+                    taken.enter_context(socket.create_server(("127.0.0.1", number)))
+            except OSError:
+                continue
+        return {name: str(number) for name, number in zip(names, numbers, strict=True)}
+    raise AssertionError("no free ports")
 
 
 def _go_without(why: str) -> NoReturn:
@@ -225,6 +275,10 @@ def emptied(slurm: Cluster) -> Iterator[Cluster]:
     """The Slurm, put in order before a test and emptied after it, also where the test failed half-way."""
     slurm.site()
     yield slurm
+    for sweep in slurm.sweeps:
+        sweep.kill()  # one that a failed test has left would start jobs again
+        sweep.wait()
+    slurm.sweeps.clear()
     if not slurm.answers():
         slurm.start_controller()
     subprocess.run(["scancel", "--user", "root"], env=slurm.env, check=False, timeout=60)

@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def accounting() -> Iterator[Cluster]:
-    """A Slurm beside the other, on ports of its own, whose controller forgets ended jobs at once."""
-    yield from running_slurm(ACCOUNTING="1", MINJOBAGE="2", CTLPORT="16917", PORT0="17101")
+    """A Slurm beside the other, whose controller forgets ended jobs at once."""
+    yield from running_slurm(ACCOUNTING="1", MINJOBAGE="2")
 
 
 @pytest.fixture

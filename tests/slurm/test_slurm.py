@@ -12,6 +12,8 @@ import psutil
 import pytest
 from harness import RUN, Cluster, Sweep, lasting, wait_until
 
+from bench.execute.flight import Phase
+
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
@@ -66,7 +68,8 @@ def test_a_cancelled_job_is_final(cluster: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
     sweep.wait_for("case-start", 2)
     job = str(sweep.events("job-start")[0]["job"])
-    cluster.command("scancel", job)
+    with cluster.paused(2):
+        cluster.command("scancel", job)
     said = sweep.end(1)
     assert "cancelled while it ran" in said
     sweep.require_complete(ok=1, error=1)
@@ -78,13 +81,33 @@ def test_a_cancelled_job_is_final(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_ends_the_run_which_is_tried_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "60", cases=1, ranks=4).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "10", cases=1, ranks=4).begin()
     sweep.wait_for("case-start")
-    (rank,) = [process for process in cluster.job_processes() if _is_rank(process, 3)]
-    rank.send_signal(signal.SIGKILL)
+    with cluster.paused(4):
+        _rank(cluster, 3).send_signal(signal.SIGKILL)
     assert "the job failed (signal" in sweep.end()
     sweep.require_complete()
     assert len(sweep.events("job-start")) == 2
+
+
+def test_the_record_of_a_killed_rank_has_the_last_actions_of_all(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.site(max_attempts=1)
+    sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "1000000", cases=1, ranks=4).begin()
+    wait_until(lambda: len(sweep.ranks_in(Phase.STEP)) == 4)  # on two nodes
+    _rank(cluster, 3).send_signal(signal.SIGKILL)
+    said = sweep.end(1)
+    sweep.require_complete(died=1)
+    ((trial,),) = sweep.records().values()
+    assert [line.partition(":")[0] for line in trial.last_actions] == [f"rank {rank}" for rank in range(4)]
+    assert all(" step " in line for line in trial.last_actions)
+    assert any("compute in " in line or "compute after " in line for line in trial.last_actions)
+    assert all(f"  {line[:100]}" in said for line in trial.last_actions)
+    assert "  rank 3: " in sweep.ask("status") and "  rank 3: " in sweep.ask("logs", trial.case_id)
+
+
+def _rank(cluster: Cluster, rank: int) -> psutil.Process:
+    (found,) = [process for process in cluster.job_processes() if _is_rank(process, rank)]
+    return found
 
 
 def _is_rank(process: psutil.Process, rank: int) -> bool:
@@ -92,9 +115,11 @@ def _is_rank(process: psutil.Process, rank: int) -> bool:
 
 
 def test_a_preempted_run_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(10), cases=1).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(3), cases=1).begin()
     sweep.wait_for("case-start")
-    cluster.command("sbatch", "-p", "high", "-N", "4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 5")
+    with cluster.paused():
+        cluster.command("sbatch", "-p", "high", "-N", "4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 5")
+        wait_until(lambda: not cluster.job_processes())
     sweep.end()
     sweep.require_complete()
     assert len(sweep.events("case-start")) == 2
@@ -105,7 +130,9 @@ def test_a_run_survives_its_node(cluster: Cluster, tmp_path: Path) -> None:
     sweep.wait_for("case-start")
     node = str(sweep.events("job-start")[0]["host"])
     try:
-        cluster.command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        with cluster.paused():
+            cluster.command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+            wait_until(lambda: not cluster.job_processes())
         sweep.end()
     finally:  # it may have come back by itself
         words = ["scontrol", "update", f"nodename={node}", "state=resume"]
@@ -137,12 +164,14 @@ def test_what_slurm_refuses_for_good_is_said_and_can_be_run_later(cluster: Clust
 
 
 def test_a_controller_may_stop_and_start(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(12), cases=2).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
     sweep.wait_for("case-start")
-    standing = json.loads(sweep.ask("status", "--json"))
-    assert (standing["total"], standing["trouble"], len(standing["running"])) == (2, "", standing["counts"]["running"])
-    cluster.stop_controller()
-    assert "ep tiny" in sweep.ask("status") and json.loads(sweep.ask("status", "--json"))["trouble"]
+    with cluster.paused():
+        standing = json.loads(sweep.ask("status", "--json"))
+        counted = standing["counts"]["running"]
+        assert (standing["total"], standing["trouble"], len(standing["running"])) == (2, "", counted)
+        cluster.stop_controller()
+        assert "ep tiny" in sweep.ask("status") and json.loads(sweep.ask("status", "--json"))["trouble"]
     sweep.wait_for("case-end")
     cluster.start_controller()
     sweep.end()
@@ -214,8 +243,9 @@ def test_bad_input_is_refused_before_anything_is_submitted(cluster: Cluster, tmp
 
 def test_cancel_stops_sweep_and_jobs(cluster: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
-    sweep.wait_for("case-start")
-    assert sweep.ask("cancel") == "tiny-run: cancelled 1 jobs\n"
+    sweep.wait_for("case-start", 2)
+    with cluster.paused(2):
+        assert sweep.ask("cancel") == "tiny-run: cancelled 1 jobs\n"
     assert "2 runs have no result: the sweep was cancelled" in sweep.end(1)
     wait_until(lambda: not cluster.job_processes())
     assert sweep.records() == {}
