@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import resource
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,10 @@ def tasks(number: int) -> list[Task]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["inprocess", "local"])
-def test_cost_of_a_simulated_case(benchmark: Any, executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("executor", "allowed_ms"), [("inprocess", 20), ("local", 50)])
+def test_cost_of_a_simulated_case(
+    benchmark: Any, capsys: pytest.CaptureFixture[str], executor: str, allowed_ms: int, tmp_path: Path
+) -> None:
     number = 1000 if benchmark.enabled else 10
     site = Site(executor=executor, jobs=2)
     first = tasks(1)
@@ -38,19 +43,40 @@ def test_cost_of_a_simulated_case(benchmark: Any, executor: str, tmp_path: Path)
     def run() -> dict[str, int]:
         ledger = Ledger(tmp_path)
         ledger.make()
-        begun = time.process_time()
+        begun = processor_s()
         outcome = Sweep(Plan("speed", "speed", tasks(number), site), ledger, lambda event: None).run()
-        spent.append(time.process_time() - begun)
+        wait_for_controllers(ledger)
+        spent.append(processor_s() - begun)
         return dict(outcome.statuses)
 
     assert benchmark.pedantic(run, rounds=1) == {"ok": number}
     if benchmark.enabled:
-        benchmark.extra_info["ms_per_case"] = 1e3 * benchmark.stats.stats.mean / number
-        benchmark.extra_info["processor_ms_per_case_here"] = 1e3 * spent[0] / number
+        found = {"ms": 1e3 * benchmark.stats.stats.mean / number, "processor_ms": 1e3 * spent[0] / number}
+        benchmark.extra_info.update(found, allowed_ms=allowed_ms)
+        with capsys.disabled():
+            print(
+                f"\n{number} simulated cases, {executor}: {found['ms']:.1f} ms each, {found['processor_ms']:.1f} ms of "
+                f"processor time (to be at most {allowed_ms})"
+            )
+
+
+def processor_s() -> float:
+    """Of this process and of those that it has waited for, and they for."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def wait_for_controllers(ledger: Ledger) -> None:
+    """Local jobs go on for a moment after their last record, and count once they were waited for."""
+    for path in ledger.jobs.glob("*/submitted"):
+        for controller in json.loads(path.read_text()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(controller["pid"], 0)
 
 
 @pytest.mark.slow
-def test_time_to_the_first_result_on_the_screen(benchmark: Any, tmp_path: Path) -> None:
+def test_time_to_the_first_result_on_the_screen(
+    benchmark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """From the start of the command; what is compiled once a machine is compiled."""
     tasks(1)[0].run()
     begun: list[subprocess.Popen[str]] = []
@@ -68,4 +94,6 @@ def test_time_to_the_first_result_on_the_screen(benchmark: Any, tmp_path: Path) 
             process.communicate(timeout=100)
     assert line.startswith("[1/24] ok")
     if benchmark.enabled:
-        benchmark.extra_info["first_result_s"] = benchmark.stats.stats.median
+        found = benchmark.stats.stats
+        with capsys.disabled():
+            print(f"\nfirst result on the screen: {found.median:.2f} s, at best {found.min:.2f} s (to be at most 1)")

@@ -147,7 +147,8 @@ def _lines(setup: Path | None) -> tuple[str, ...] | None:
     try:
         return tuple(setup.read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput("setup", str(setup), f"a text file that can be read ({error})") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadInput("setup", str(setup), f"a text file that can be read ({reason})") from None
 
 
 def _plan(

@@ -58,7 +58,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 def status(
     name: SweepName = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until all is done.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again until all is done or cancelled.")] = False,
     results: options.Results = None,
     json: options.Json = False,
 ) -> None:
@@ -82,7 +82,7 @@ def status(
             while True:
                 now = standing(ledger, name)
                 live.update(_drawn(now))
-                if now.done == now.total:
+                if now.is_over:
                     break
                 time.sleep(WATCH_S)
     except KeyboardInterrupt:
@@ -108,6 +108,7 @@ def _standing_fields(now: "Standing") -> dict[str, Any]:
         "waiting": dict(now.waiting),
         "eta_s": now.eta_s,
         "trouble": now.trouble,
+        "cancelled": now.withdrawn,
         "failures": [failure_fields(failure) for failure in now.failures],
     }
 
@@ -133,7 +134,8 @@ def _drawn(now: "Standing") -> Any:
     lines = [f"running: {label} ({place})" for label, place in now.running[:10]]
     lines += [f"waiting: {number} {why}" for why, number in now.waiting.items()]
     lines += [f"Slurm does not answer: {now.trouble}"] if now.trouble else []
-    lines += [f"about {now.eta_s / 60:.1f} minutes left"] if now.eta_s else []
+    lines += ["cancelled; `moebench sweep` goes on with it"] if now.withdrawn else []
+    lines += [f"about {now.eta_s / 60:.1f} minutes left"] if now.eta_s and not now.withdrawn else []
     bar = ProgressBar(total=max(1, now.total), completed=now.done, width=60)
     return Group(table, bar, Text("\n".join(["", *lines])))  # a bar ends no line
 

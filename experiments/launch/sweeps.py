@@ -27,7 +27,8 @@ class Standing:
     """How a sweep stands.
 
     counts: tasks by state: statuses of records, then ``running``, ``waiting``, ``missing``. running: label and place of
-    what runs. eta_s: seconds that are left at the pace of the last records; None where there is none.
+    what runs. eta_s: seconds left at the pace of the last records; None where there is none. withdrawn: whether
+    it was cancelled.
     """
 
     name: str
@@ -38,6 +39,13 @@ class Standing:
     failures: list[Failure] = field(default_factory=list)
     trouble: str = ""
     eta_s: float | None = None
+    withdrawn: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all is done, or it was cancelled and the last jobs have ended."""
+        going_on = self.counts["running"] + self.counts["waiting"]
+        return self.done == self.total or (self.withdrawn and not going_on)
 
     @property
     def done(self) -> int:
@@ -59,7 +67,12 @@ def register(ledger: Ledger, name: str, tasks: list[Task], accounting: bool) -> 
     lines = [json.dumps({"accounting": accounting, "started": time.time()})]
     lines += [json.dumps({"key": task.key, "task": task.to_text()}) for task in tasks]
     replace(ledger.sweeps / name, "\n".join(lines) + "\n")
-    (ledger.sweeps / f"{name}.withdrawn").unlink(missing_ok=True)
+    _withdrawal(ledger, name).unlink(missing_ok=True)
+
+
+def _withdrawal(ledger: Ledger, name: str) -> Path:
+    """The file that says that a sweep was cancelled."""
+    return ledger.sweeps / f"{name}.withdrawn"
 
 
 def known(ledger: Ledger) -> list[str]:
@@ -86,7 +99,7 @@ def read(ledger: Ledger, name: str | None) -> tuple[str, dict[str, Task], bool]:
 def standing(ledger: Ledger, name: str | None) -> Standing:
     """How a sweep stands now. Raises BadInput for an unknown one."""
     chosen, tasks, accounting = read(ledger, name)
-    found = Standing(chosen, len(tasks))
+    found = Standing(chosen, len(tasks), withdrawn=_withdrawal(ledger, chosen).exists())
     done = ledger.done()
     claims = ledger.claims(tasks)
     for key in tasks.keys() & done:
@@ -193,7 +206,7 @@ def withdraw(ledger: Ledger, name: str | None) -> tuple[str, int]:
     Raises BadInput for an unknown sweep, SlurmError where Slurm does not cancel.
     """
     chosen, tasks, _ = read(ledger, name)
-    (ledger.sweeps / f"{chosen}.withdrawn").touch()
+    _withdrawal(ledger, chosen).touch()
     claims = ledger.claims(tasks.keys() - ledger.done())
     jobs = sorted({claim.job for claim in claims.values() if claim.job})
     trouble: SlurmError | None = None

@@ -71,8 +71,6 @@ class Cluster:
 
     def start(self, **settings: str) -> None:
         """settings: variables of start_slurm.sh."""
-        self._script("start_slurm.sh", **settings)
-
         # Daemons inherit what they are given: with pipes, waiting for their end would wait for ever.
         with (self.root / "scripts.log").open("ab") as log:
             command = ["bash", str(HERE / "start_slurm.sh"), str(self.root)]

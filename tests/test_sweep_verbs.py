@@ -1,0 +1,86 @@
+"""What can be asked of sweeps on this machine: a dry run, `moebench status`, `logs` and `cancel`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import ROOT, RUN, launch, ranks_of, started, wait_until
+
+
+def begin(results: Path, verb: str, *options: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "bench.cli", verb, "--results", str(results), *options]
+    env = {**os.environ, "COLUMNS": "200"}
+    return subprocess.Popen(words, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def ask(results: Path, verb: str, *options: str, code: int = 0) -> str:
+    process = begin(results, verb, *options)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == code, err
+    return out or err
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_every_run_asks_for_and_writes_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    options = (*RUN, "2", "--repeats", "2", "--time", "00:05:00", "--dry-run", "--json")
+    out, err = launch(tmp_path / "r", *options, cases=1, TINY_RANKS="2").communicate(timeout=200)
+    found = json.loads(out)
+    assert [run["run"] for run in found["runs"]] == ["ep tiny cpu2x2 16", "ep tiny cpu2x2 16 #2"], err
+    for run in found["runs"]:
+        assert (run["nodes"], run["ranks"], run["time_limit_s"], run["gpu_hours"]) == (1, 2, 300, 0)
+        assert run["memory_bytes"] > 0
+    assert found["scripts"] == []
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.slow
+def test_status_and_logs_of_what_is_done(tmp_path: Path) -> None:
+    _, err = launch(tmp_path, "--executor", "local", "--jobs", "1", cases=3).communicate(timeout=200)
+    shown = ask(tmp_path, "status", "--watch")
+    assert "tiny-simulate: 3 of 3" in shown and "ok" in shown and "left" not in shown, err
+    standing = json.loads(ask(tmp_path, "status", "tiny-simulate", "--json"))
+    assert (standing["counts"], standing["done"], standing["eta_s"], standing["cancelled"]) == ({"ok": 3}, 3, 0, False)
+    case_id = next(iter(tmp_path.glob("*-simulated-*.json"))).name.partition("-")[0]
+    (job,) = json.loads(ask(tmp_path, "logs", case_id[:8], "--json"))["jobs"]
+    assert Path(job["script"]).is_file() and all(Path(path).is_file() for path in job["logs"])
+    assert str(job["script"]) in ask(tmp_path, "logs", case_id)
+    assert ask(tmp_path, "cancel") == "tiny-simulate: cancelled 0 jobs\n"
+
+
+@pytest.mark.slow
+def test_who_watches_a_sweep_sees_it_cancelled(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    sweep = launch(tmp_path, *RUN, "100000", cases=1)
+    try:
+        wait_until(lambda: started(tmp_path))
+        running = json.loads(ask(tmp_path, "status", "--json"))
+        assert (running["counts"], len(running["running"]), running["cancelled"]) == ({"running": 1}, 1, False)
+        watcher = begin(tmp_path, "status", "--watch")
+        assert json.loads(ask(tmp_path, "cancel", "--json")) == {"kind": "cancel", "name": "tiny-run", "jobs": 1}
+        shown, _ = watcher.communicate(timeout=100)
+        _, err = sweep.communicate(timeout=100)
+    finally:
+        sweep.kill()
+    assert watcher.returncode == 0 and "cancelled; `moebench sweep` goes on with it" in shown
+    assert sweep.returncode == 1 and "the sweep was cancelled" in err
+    wait_until(lambda: not ranks_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "line"),
+    [
+        ("status", (), "results: "),
+        ("cancel", ("nothing",), "results: "),
+        ("logs", ("abc",), "case: 'abc' is not valid; allowed: the beginning of the id of a case in a sweep"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_line(tmp_path: Path, verb: str, options: tuple[str, ...], line: str) -> None:
+    said = ask(tmp_path / "absent", verb, *options, code=2)
+    assert said.startswith(f"moebench: {line}") and said.count("\n") == 1
+    assert not (tmp_path / "absent").exists()
