@@ -8,7 +8,7 @@ are made in order.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,35 +44,29 @@ class HostState:
         held = torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=self.is_cuda)
         return held if tensor.is_meta else held.copy_(tensor)
 
-    def through(self, slices: Iterable[Slices]) -> Iterator[list[list[Tensor]]]:
+    def through(self, slices: Sequence[Slices]) -> Iterator[list[list[Tensor]]]:
         """Copies on the device of one slice after another, to be changed in place: what is done is written back.
 
         Args:
             slices: lists of fp32 tensors of the host, as `bench.execute.optimizer.slices` cuts them.
         """
+        size = max(sum(tensor.numel() for tensors in one for tensor in tensors) for one in slices)
+        buffers = [torch.empty(size, dtype=torch.float32, device=self.device) for _ in slices[:SETS]]
         streams = _Streams(self.device) if self.is_cuda else None
-        buffers: list[Tensor] = []
         fetched: _Fetched | None = None
         for number, host in enumerate(slices):
             coming = self._fetch(host, number % SETS, buffers, streams)
             if fetched is not None:
                 yield from self._hand_out(fetched, streams)
             fetched = coming
-        if fetched is not None:
-            yield from self._hand_out(fetched, streams)
+        assert fetched is not None
+        yield from self._hand_out(fetched, streams)
         if streams is not None:
             streams.join()
 
     def _fetch(self, host: Slices, set_: int, buffers: list[Tensor], streams: _Streams | None) -> _Fetched:
-        size = sum(tensor.numel() for tensors in host for tensor in tensors)
-        if len(buffers) <= set_:
-            buffers.append(torch.empty(0, dtype=torch.float32, device=self.device))
-        if buffers[set_].numel() < size:
-            # The first slice is as large as any but one that a single row makes larger.
-            if streams is not None:
-                streams.join()
-            buffers[set_] = torch.empty(size, dtype=torch.float32, device=self.device)
-        pieces = iter(buffers[set_][:size].split([tensor.numel() for tensors in host for tensor in tensors]))
+        sizes = [tensor.numel() for tensors in host for tensor in tensors]
+        pieces = iter(buffers[set_][: sum(sizes)].split(sizes))
         copies = [[next(pieces).view(tensor.shape) for tensor in tensors] for tensors in host]
         with streams.fetching(set_) if streams is not None else contextlib.nullcontext():
             _copy(host, copies)
@@ -126,4 +120,3 @@ class _Streams:
         """The work's stream, and what follows in it, waits for all copies; buffers may be given back after."""
         self._work.wait_stream(self._in)
         self._work.wait_stream(self._out)
-        self._in.wait_stream(self._work)
