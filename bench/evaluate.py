@@ -64,7 +64,7 @@ def predicted_trial(found: Prediction, model: CostModel, search: dict[str, Any] 
 
 def tuned_trial(found: TuneResult, model: CostModel, fixed: Sequence[str], budget: int | None) -> Trial:
     """The winner of a search as a trial; ``infeasible``, with what misses least, where nothing fits."""
-    search = {"fixed": list(fixed), "budget": budget, "complete": found.complete, "candidates": found.counts()}
+    search = _told(found) | {"fixed": list(fixed), "budget": budget, "complete": found.complete}
     if found.best is not None:
         return predicted_trial(found.best, model, search)
     closest = found.closest
@@ -88,6 +88,26 @@ def tuned_trial(found: TuneResult, model: CostModel, fixed: Sequence[str], budge
         search=search,
         **_rests_on(case, model),
     )
+
+
+def _told(found: TuneResult) -> dict[str, Any]:
+    """Of a search: how many layouts ended how, what came second, and of what was not simulated or did not fit, why.
+
+    ``rejected`` has one layout of every kind: of those that do not fit, the one that misses least.
+    """
+    second = found.runner_up
+    first = {each.status: each for each in reversed(found.candidates) if each.status != "ok"}
+    if found.closest is not None:
+        first["infeasible"] = found.closest
+    why = {"bound": "no order of it is faster than the winner", "budget": "not simulated: the budget was spent"}
+    return {
+        "candidates": found.counts(),
+        "runner_up": None if second is None else {"layout": str(second.layout), "step_time_s": second.step_time_s},
+        "rejected": {
+            status: {"layout": str(each.layout), "bound_s": each.bound_s, "why": each.reason or why.get(status, "")}
+            for status, each in sorted(first.items())
+        },
+    }
 
 
 def nothing_fits(found: TuneResult, model: CostModel, fixed: Sequence[str] = ()) -> BadInput:

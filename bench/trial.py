@@ -62,7 +62,8 @@ class Trial(BaseModel):
         series: in a record on disk, where `samples` and `telemetry_samples` lie; empty once they are read in.
         assumptions, assumption_values: name and values of the cost model of a simulated trial.
         code_digest: of the sources that made a simulated trial, see `bench.provenance.code_digest`.
-        search: how the layout was chosen, for a tuned one: what was fixed and how many candidates were tried.
+        search: how the layout was chosen, for a tuned one: what was fixed, how many candidates ended how, what came
+            second, and of every kind that was rejected one, with the reason.
         command: gives the result again.
     """
 

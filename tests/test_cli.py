@@ -26,6 +26,7 @@ from bench.plan import Plan
 from bench.results import read_trials
 from bench.system import plan_of
 from bench.trial import command_for
+from bench.tune import DEFAULT_BUDGET
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--model", "tiny", "--cluster", "h800x1", "--seq-len", "64", "--global-batch-tokens", "1024"]
@@ -168,9 +169,26 @@ def test_every_simulation_option_takes_effect(here: Path) -> None:
     assert skewed[0] != skewed[1]
 
 
+def test_tune_shows_memory_against_step_time(here: Path) -> None:
+    """Of all layouts simulated, those that none beats in both; rounds of AF-Pipe trade the one for the other."""
+    shape = ["attention_ranks=2", "expert_ranks=2", "groups=2", "replicas=1", "recompute=none", "mbs=1"]
+    found = call_json("tune", "disagmoe", *SMALL, "--layout", *shape)
+    timed = [(each["step_time_s"], each["peak_memory_bytes"]) for each in found["candidates"] if each["step_time_s"]]
+    shown = [(each["step_time_s"], each["peak_memory_bytes"]) for each in found["memory_against_time"]]
+    assert len(shown) > 1
+    assert shown == sorted(shown)
+    assert set(shown) == {
+        one for one in timed if not any(other[0] <= one[0] and other[1] <= one[1] and other != one for other in timed)
+    }
+    text = call("tune", "disagmoe", *SMALL, "--layout", *shape).stdout
+    assert "memory against step time" in text.replace("\n", " ")
+    assert f"Default: {DEFAULT_BUDGET}." in call_help("tune", "--help")
+
+
 def test_without_a_layout_the_best_is_taken_and_comes_again_when_given(here: Path) -> None:
     tuned = call_json("simulate", "ep", *SMALL)
     assert tuned["search"]["candidates"]["ok"] >= 1
+    assert tuned["search"]["runner_up"]["step_time_s"] >= tuned["step_time_s"]
     given = call_json(
         "simulate", "ep", *SMALL, "--layout", *(f"{key}={word(value)}" for key, value in tuned["layout"].items())
     )

@@ -9,6 +9,7 @@ from bench.assumptions import get_assumptions
 from bench.case import CaseSpec, Layout, Workload
 from bench.clusters import get_cluster
 from bench.errors import BadInput
+from bench.evaluate import CostModel, tuned_trial
 from bench.models import get_model
 from bench.predict import predict
 from bench.system import KnowsSeeds, get_system, worthwhile_shares
@@ -91,6 +92,19 @@ def test_what_does_not_fit_is_rejected_with_the_missing_memory() -> None:
     assert "GiB missing" in closest.reason
     assert closest.peak_memory_bytes is not None
     assert closest.peak_memory_bytes > get_cluster("h800x1").gpu.memory_bytes
+
+
+def test_a_record_says_what_came_second_and_why_others_were_rejected() -> None:
+    model = CostModel.named("datasheet")
+    fits = tuned_trial(tune(spec("disagmoe"), ASSUMED, budget=2), model, (), 2).search
+    assert fits["runner_up"]["step_time_s"] > 0
+    assert fits["rejected"]["budget"]["why"] == "not simulated: the budget was spent"
+    big = tune(spec("ep", "qwen3-235b", sequences=8, seq_len=4096), ASSUMED, budget=None)
+    search = tuned_trial(big, model, (), None).search
+    assert search["runner_up"] is None
+    assert big.closest is not None
+    assert search["rejected"]["infeasible"]["layout"] == str(big.closest.layout)
+    assert "GiB missing" in search["rejected"]["infeasible"]["why"]
 
 
 def test_pruned_candidates_could_not_have_won() -> None:

@@ -72,6 +72,8 @@ def tune(
         print_facts(f"simulated: {system} for {spec.model.name} on {spec.cluster.name}", facts)
         columns = ["layout", "status", "step s", "bound s", "memory GiB", "why"]
         print_table("candidates", columns, [_row(each) for each in _shown(found.candidates)])
+        title = "memory against step time: of what was simulated, no layout is faster and needs less"
+        print_table(title, columns[:-1], [_row(each)[:-1] for each in _frontier(found.candidates)])
     if found.best is None:
         raise nothing_fits(found, costs, fixed)
 
@@ -81,6 +83,16 @@ def _shown(candidates: Sequence["Candidate"]) -> list["Candidate"]:
     fit = [each for each in candidates if each.status == "ok"][:SHOWN_CANDIDATES]
     first = {each.status: each for each in reversed(candidates) if each.status != "ok"}
     return [*fit, *first.values()]
+
+
+def _frontier(candidates: Sequence["Candidate"]) -> list["Candidate"]:
+    """Of the layouts with a step time, by step time: those that need less memory than every faster one."""
+    timed = [each for each in candidates if each.step_time_s is not None and each.peak_memory_bytes is not None]
+    kept: list[Candidate] = []
+    for each in sorted(timed, key=lambda each: (each.step_time_s or 0.0, each.peak_memory_bytes or 0.0)):
+        if not kept or (each.peak_memory_bytes or 0.0) < (kept[-1].peak_memory_bytes or 0.0):
+            kept.append(each)
+    return kept
 
 
 def _row(each: "Candidate") -> list[object]:
@@ -104,6 +116,7 @@ def _result(found: "TuneResult") -> dict[str, Any]:
         "counts": found.counts(),
         "complete": found.complete,
         "candidates": [plain(each) for each in found.candidates],
+        "memory_against_time": [plain(each) for each in _frontier(found.candidates)],
     }
 
 

@@ -167,7 +167,7 @@ Budget = Annotated[
         "--budget",
         metavar="NUMBER",
         parser=whole_number,
-        help="Layouts to simulate for each system. Default: 16.",
+        help="Layouts to simulate for each system. Default: 64.",
         show_default=False,
     ),
 ]
