@@ -237,6 +237,9 @@ def _cheaper(costs: Costs) -> Iterator[tuple[str, Costs, str]]:
         yield "NIC limit", _on(costs, nic_bytes_per_s=ENDLESS_BYTES_PER_S), "NICs without end"
     nvlink = cluster.gpu.model_copy(update={"nvlink_bytes_per_s": ENDLESS_BYTES_PER_S})
     yield "NVLink limit", _on(costs, gpu=nvlink), "NVLink without end"
+    if costs.case.layout.offload != "none":
+        host = cluster.gpu.model_copy(update={"host_bytes_per_s": ENDLESS_BYTES_PER_S})
+        yield "host link limit", _on(costs, gpu=host), "the way to the host's memory without end"
     bare = costs.assumed.model_copy(update={"transfer_s": 0.0})
     instant = _on(costs, nic_latency_s=0.0, nvlink_latency_s=0.0)
     yield "latency", replace(instant, assumptions=bare), "links and transfers begin at once"

@@ -99,6 +99,14 @@ def test_between_two_nodes_nics_are_used_and_an_endless_nic_helps() -> None:
     assert all(use.seconds[0] < found.uses[0].seconds[0] for use in inside.uses)
 
 
+@pytest.mark.parametrize("offload", ["state", "activations"])
+def test_the_way_to_the_hosts_memory_is_found(offload: str) -> None:
+    there, here = explained("ep", ep=8, offload=offload), explained("ep", ep=8)
+    faster = {change.without: change.step_time_s for change in there.changes}
+    assert faster["host link limit"] == pytest.approx(here.step_time_s, rel=1e-6)
+    assert "host link limit" not in {change.without for change in here.changes}
+
+
 def test_use_is_what_the_timeline_shows() -> None:
     prediction = step("disagmoe", attention_ranks=2, expert_ranks=2)
     found = explain(prediction, ASSUMED)
