@@ -9,9 +9,11 @@ then in two; then the rest by their bounds. Where nothing has fitted yet, those 
 the budget does not end the search, its answer is the optimum under the cost model.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter, ne
 from typing import Literal, NamedTuple
 
 from bench.assumptions import Assumptions
@@ -118,10 +120,7 @@ class _Open(NamedTuple):
     bound_s: float
     least_bytes: float
     case: Case
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self.case.cluster.gpu.memory_bytes
+    choices: tuple[object, ...]
 
 
 class _Search:
@@ -130,7 +129,7 @@ class _Search:
     def __init__(self, layouts: list[_Open], budget: int | None, seeds: Set[Layout]) -> None:
         self.left = sorted(layouts, key=lambda layout: layout.bound_s)
         self.budget = budget
-        self.seeds = seeds
+        self._seeds = [layout for layout in self.left if layout.case.layout in seeds] if seeds else []
         self.num_simulated = 0
         self._bounds_seen: set[float] = set()
         self._last: _Open | None = None
@@ -142,7 +141,7 @@ class _Search:
         if self.budget is not None and self.num_simulated >= self.budget:
             return None
         limit = best.step_time_s if best else float("inf")
-        hopeful = [layout for layout in self.left if layout.bound_s < limit]
+        hopeful = self.left[: bisect_left(self.left, limit, key=lambda layout: layout.bound_s)]
         if not hopeful:
             return None
         chosen = self._explore(hopeful) or self._slimmer(hopeful, limit)
@@ -151,6 +150,8 @@ class _Search:
         self.num_simulated += 1
         self._last = chosen
         self.left.remove(chosen)
+        if chosen in self._seeds:
+            self._seeds.remove(chosen)
         return chosen.case
 
     def learn(self, fitted: bool, step_time_s: float | None) -> None:
@@ -171,7 +172,7 @@ class _Search:
         near = [
             layout
             for layout in hopeful
-            if layout.least_bytes < fat.least_bytes and _distance(layout.case.layout, fat.case.layout) <= MAX_DISTANCE
+            if layout.least_bytes < fat.least_bytes and _distance(layout.choices, fat.choices) <= MAX_DISTANCE
         ]
         if not near:
             self._tempting = None
@@ -184,20 +185,28 @@ class _Search:
         """A seed, then the lowest bound that is new, for the first half of the budget."""
         if self.budget is not None and self.num_simulated >= self.budget // 2:
             return None
-        roomy = [layout for layout in hopeful if layout.least_bytes <= self._room * layout.capacity_bytes]
-        seed = next((layout for layout in roomy if layout.case.layout in self.seeds), None)
-        return seed or next((layout for layout in roomy if layout.bound_s not in self._bounds_seen), None)
+        room_bytes = self._room * hopeful[0].case.cluster.gpu.memory_bytes
+        for layout in self._seeds:
+            if layout.bound_s <= hopeful[-1].bound_s and layout.least_bytes <= room_bytes:
+                return layout
+        new = (layout for layout in hopeful if layout.bound_s not in self._bounds_seen)
+        return next((layout for layout in new if layout.least_bytes <= room_bytes), None)
 
 
 def _near(hopeful: list[_Open], best: Layout) -> _Open:
     """The nearest to the best, of those at most two choices away and of equals the lowest bound; else the lowest."""
-    nearest = min(hopeful, key=lambda layout: _distance(layout.case.layout, best))
-    return nearest if _distance(nearest.case.layout, best) <= MAX_DISTANCE else hopeful[0]
+    choices = _choices(best)
+    nearest = min(hopeful, key=lambda layout: _distance(layout.choices, choices))
+    return nearest if _distance(nearest.choices, choices) <= MAX_DISTANCE else hopeful[0]
 
 
-def _distance(one: Layout, other: Layout) -> int:
-    """Choices in which two layouts differ; the number of replicas follows from the others."""
-    return sum(getattr(one, key) != getattr(other, key) for key in Layout.model_fields if key != "replicas")
+_choices = attrgetter(*(key for key in Layout.model_fields if key != "replicas"))
+"""What a layout chooses; the number of replicas follows from the rest."""
+
+
+def _distance(one: tuple[object, ...], other: tuple[object, ...]) -> int:
+    """Choices in which two layouts differ."""
+    return sum(map(ne, one, other))
 
 
 def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Prediction | None:
@@ -236,7 +245,7 @@ def screen(
         if bound is None:
             done.append(Candidate(layout, "infeasible", None, None, least, does_not_fit(case, least)))
         else:
-            open_layouts.append(_Open(bound, least, case))
+            open_layouts.append(_Open(bound, least, case, _choices(layout)))
     return open_layouts, done
 
 
