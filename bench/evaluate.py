@@ -42,9 +42,20 @@ def simulation_metrics(found: Prediction) -> dict[str, float | None]:
         "bound_s": found.bound_s,
         "fraction_of_bound": found.bound_s / step,
         "load_imbalance": found.costs.load_imbalance,
+        "gpus_per_timed_rank": float(found.timeline.stands_for),
+        "replicas_per_timed_replica": float(found.batch.num_replicas),
         "peak_memory_bytes": found.peak_memory_bytes,
         **{f"{'_'.join(what.split())}_bytes": size for what, size in found.memory_parts.items()},
     }
+
+
+def fold_of(found: Prediction) -> str:
+    """In words, what of the cluster was timed and for what it stands."""
+    ranks, replicas = found.timeline.stands_for, found.batch.num_replicas
+    size = found.program.plan.placement.size
+    one = f"each timed rank stands for {ranks} equal ones of its group" if ranks > 1 else "every rank timed"
+    all_replicas = f"one replica for all {replicas}, coupled by the gradient sums" if replicas > 1 else "one replica"
+    return f"{one}; {all_replicas} ({size // ranks} of {size * replicas} GPUs timed)"
 
 
 def predicted_trial(found: Prediction, model: CostModel, search: dict[str, Any] | None = None) -> Trial:

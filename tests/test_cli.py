@@ -140,6 +140,18 @@ def test_simulate_has_the_promised_keys(here: Path) -> None:
     assert not list(here.iterdir())
 
 
+def test_simulate_says_what_stands_for_what(here: Path) -> None:
+    for routing, timed, replicas, words in (
+        ("balanced", 4, 2, "each timed rank stands for 4 equal ones of its group; one replica for all 2"),
+        ("zipf:1", 1, 2, "every rank timed; one replica for all 2"),
+        ("zipf:1", 1, 1, "every rank timed; one replica (4 of 4 GPUs timed)"),
+    ):
+        given = ["simulate", "ep", *SMALL, "--routing", routing, "--layout", "ep=4", f"replicas={replicas}"]
+        facts = call_json(*given)
+        assert (facts["gpus_per_timed_rank"], facts["replicas_per_timed_replica"]) == (timed, replicas)
+        assert words in " ".join(call(*given).stdout.split())
+
+
 def test_a_plan_that_is_a_pairs_order_only_says_so_wherever_it_is_shown(here: Path) -> None:
     for layout, trait in ((["ep=2"], "pair-order"), (["ep=2", "pp=2"], "two-copies")):
         for verb in ("plan", "simulate"):

@@ -236,7 +236,7 @@ def best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, A
 
 def _show_simulation(found: "Prediction", costs: "CostModel", search: dict[str, Any]) -> None:
     from bench.cli.output import print_facts
-    from bench.evaluate import simulation_metrics
+    from bench.evaluate import fold_of, simulation_metrics
 
     case = found.case
     chosen = "given"
@@ -245,7 +245,7 @@ def _show_simulation(found: "Prediction", costs: "CostModel", search: dict[str, 
         tried = ", ".join(f"{number} {status}" for status, number in search["candidates"].items())
         chosen = f"tuned ({tried}{whole})"
     facts: dict[str, object] = {"layout": str(case.layout) or "defaults", "chosen": chosen}
-    facts |= _marked(found.program.plan)
+    facts |= _marked(found.program.plan) | {"folded": fold_of(found)}
     facts |= simulation_metrics(found)
     facts |= {"assumptions": costs.label, "case": case.id}
     print_facts(f"simulated: {case.system} for {case.model.name} on {case.cluster.name}", facts)
