@@ -94,14 +94,15 @@ class State:
         State that lives with the host streams through the GPU: read over the link while what is done is written back.
         """
         if ("update", group) not in self._known:
-            self._known["update", group] = self._update_s(group)
+            params = sum(each.num_params / self._shards(each) for each in self.shared(group))
+            self._known["update", group] = self.update_of(params)
         return float(self._known["update", group])
 
-    def _update_s(self, group: str) -> float:
+    def update_of(self, params: float) -> float:
+        """`update_s` of a rank that updates so many parameters."""
         recipe = self.recipe
         main = 2 * recipe.main_weight_bytes or recipe.weight_bytes
         per_param = recipe.grad_bytes + main + 4 * recipe.moment_bytes + recipe.weight_bytes
-        params = sum(each.num_params / self._shards(each) for each in self.shared(group))
         gpu = self.case.cluster.gpu
         seconds = params * per_param / (gpu.hbm_bytes_per_s * self.assumed.optimizer)
         if not self.case.layout.offloads_state:

@@ -9,8 +9,9 @@ from bench.assumptions import get_assumptions
 from bench.case import Case, CaseSpec, Layout, Workload
 from bench.clusters import get_cluster
 from bench.errors import BadInput
-from bench.flops import num_parameters
+from bench.flops import num_parameters, parameters
 from bench.models import get_model
+from bench.sequence import CUT
 from bench.timing import Evaluate, StepTime, simulated
 from systems.disagmoe.planner.explain import explain
 from systems.disagmoe.planner.move import Move, move
@@ -62,6 +63,33 @@ def test_more_replicas_copy_weights_and_only_deal_out_state() -> None:
     expected = params * (WEIGHT_BYTES + STATE_BYTES / 2)
     assert move(one, two, ASSUMED).total_bytes == pytest.approx(expected)
     assert move(one, two, ASSUMED).seconds > 0
+
+
+def test_heads_that_are_divided_travel_alone() -> None:
+    """Two ranks that share heads instead of sequences: each keeps its half, so weights stay and state is dealt anew."""
+    whole = case(attention_ranks=2, expert_ranks=1, groups=1, replicas=1, cp=2)
+    divided = case(attention_ranks=2, expert_ranks=1, groups=1, replicas=1, tp=2)
+    model = whole.model
+    cut = sum(n for name, n in parameters(model, "attention", 0).items() if name in CUT) * model.num_layers
+    # Each held a half of the state of every head, and needs all of that of its own heads; its weights are there. Back,
+    # each lacks the weights of the other's heads.
+    assert move(whole, divided, ASSUMED).total_bytes == pytest.approx(0.5 * cut * STATE_BYTES)
+    back = move(divided, whole, ASSUMED).total_bytes
+    assert back == pytest.approx(cut * WEIGHT_BYTES + 0.5 * cut * STATE_BYTES)
+
+
+def test_state_that_goes_to_the_host_passes_its_link() -> None:
+    here = case(attention_ranks=1, expert_ranks=1, groups=1, replicas=1)
+    there = case(attention_ranks=1, expert_ranks=1, groups=1, replicas=1, offload="state")
+    model, gpu = here.model, here.cluster.gpu
+    experts = model.num_layers * 3 * model.num_experts * model.hidden_size * model.expert_hidden_size
+    attention = num_parameters(model).total - experts
+    fullest = max(experts, attention) * STATE_BYTES
+    for one, other in ((here, there), (there, here)):
+        found = move(one, other, ASSUMED)
+        assert found.total_bytes == 0.0
+        assert found.seconds == pytest.approx(fullest / (gpu.host_bytes_per_s * ASSUMED.host_link))
+    assert move(there, there, ASSUMED).seconds == 0.0
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from systems.disagmoe.planner.explain import explain
 from systems.disagmoe.planner.problem import RESOURCES, Choices, Problem, problem
 from systems.disagmoe.planner.refine import neighbours, refine
 from systems.disagmoe.planner.roofline import roofline
+from systems.disagmoe.planner.state import held_state
 from systems.disagmoe.planner.tokens import Option, token_costs
 from systems.disagmoe.system import DisagMoE
 
@@ -100,14 +101,24 @@ def test_nic_sets_are_dealt_as_exhaustive_search_deals_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "groups", "recompute"),
-    [("qwen3-30b", 4, "none"), ("deepseek-moe-16b", 3, "full"), ("gpt-oss-120b", 4, "redispatch")],
+    ("model", "groups", "recompute", "shares"),
+    [
+        ("qwen3-30b", 4, "none", (1, 1)),
+        ("deepseek-moe-16b", 3, "full", (1, 1)),
+        ("gpt-oss-120b", 4, "redispatch", (1, 1)),
+        ("qwen3-30b", 4, "none", (2, 4)),
+    ],
 )
-def test_coefficients_are_those_of_the_cost_model(model: str, groups: int, recompute: str) -> None:
+def test_coefficients_are_those_of_the_cost_model(
+    model: str, groups: int, recompute: str, shares: tuple[int, int]
+) -> None:
     """Seconds of a micro-batch on the busiest group, against the bound of the whole placement."""
     case = spec(model, "h800x16", 64, 4096)
-    option = Option(8, recompute=recompute)
-    layout = Layout.make(attention_ranks=8, expert_ranks=8, groups=groups, recompute=recompute, replicas=1)
+    tp, cp = shares
+    option = Option(8, recompute=recompute, tp=tp, cp=cp)
+    layout = Layout.make(
+        attention_ranks=8, expert_ranks=8, groups=groups, recompute=recompute, replicas=1, tp=tp, cp=cp
+    )
     placement = place(case.model, layout)
     costs = costs_of(case.with_layout(layout), placement, ASSUMED)
     exact = placement_bound(placement, costs, 1)
@@ -117,7 +128,7 @@ def test_coefficients_are_those_of_the_cost_model(model: str, groups: int, recom
         sums = np.zeros(groups)
         for slot, value in enumerate(column if head else column[:-1]):
             sums[slot % groups] += value
-        return float(sums.max()) * case.workload.seq_len
+        return float(sums.max()) * case.workload.seq_len / (tp * cp)
 
     attention, expert = token.attention, token.expert
     compute = [busiest(attention.compute_s, True), busiest(expert.compute_s, False)]
@@ -171,7 +182,7 @@ def test_long_sequences_move_gpus_to_attention() -> None:
 
 def test_a_cluster_that_is_too_small_says_what_is_missing_and_what_fits() -> None:
     with pytest.raises(BadInput, match=r"expert memory constraint cannot hold.*GiB more.*nodes of 8 GPUs would fit"):
-        explain(spec("qwen3-30b", "h800x1", 64, 4096), ASSUMED)
+        explain(spec("qwen3-235b", "h800x1", 64, 4096), ASSUMED)
     one = spec(cluster="h200x1gpu")
     with pytest.raises(BadInput, match=r"at least 2 GPUs"):
         allocate(problem(one, ASSUMED))
@@ -189,6 +200,39 @@ def test_a_solver_without_time_is_refused_and_one_with_little_says_so() -> None:
 def test_unknown_choices_are_refused(field: str, value: str) -> None:
     with pytest.raises(BadInput, match=field):
         Choices(**{field: value})
+
+
+def test_state_goes_to_the_host_and_sequences_are_shared_where_nothing_fits_otherwise() -> None:
+    plain = Choices(shares=((1, 1),), offload=("none",))
+    small, long = spec("qwen3-30b", "h800x1", 8, 4096), spec("qwen3-30b", "h800x2", 2, 1 << 18)
+    for case in (small, long):
+        with pytest.raises(BadInput, match="memory constraint cannot hold"):
+            allocate(problem(case, ASSUMED, plain))
+        found = explain(case, ASSUMED, budget=2).best
+        assert found is not None and found.status == "ok"
+        assert found.layout.offload == "state" if case is small else found.layout.cp > 1
+        near = [layout for layout, _ in neighbours(case, found.layout)]
+        assert any(layout.offload != found.layout.offload for layout in near)
+        assert case is small or any(layout.cp != found.layout.cp for layout in near)
+
+
+def test_bytes_of_a_rank_are_those_of_the_cost_model() -> None:
+    """With shared sequences, divided heads and offloaded state too."""
+    case = spec("qwen3-30b", "h800x4", 16, 16384)
+    for tp, cp, offload in ((1, 1, "none"), (2, 1, "none"), (2, 4, "state")):
+        option = Option(8, tp=tp, cp=cp, offload=offload)
+        state = held_state(case, option, (2, 2), 0, ASSUMED)
+        layout = Layout.make(
+            attention_ranks=8, expert_ranks=8, groups=2, replicas=1, head_group=0, tp=tp, cp=cp, offload=offload
+        )
+        placement = place(case.model, layout)
+        costs = costs_of(case.with_layout(layout), placement, ASSUMED)
+        for side in "AF":
+            names = [group.name for group in placement.groups if group.name[0] == side]
+            held = max(costs.static_bytes(name) for name in names)
+            assert state.static_bytes(side, np.array([8.0]), 1)[0] == pytest.approx(held, rel=1e-6)
+            update_s = max(costs.update_s(name) for name in names)
+            assert state.update_s(side, np.array([8.0]), 1)[0] == pytest.approx(update_s, rel=1e-6)
 
 
 def test_neighbours_can_all_be_planned() -> None:

@@ -1,4 +1,4 @@
-"""Writes the generated tables of docs/architecture.md and docs/gpus.md: `python tools/doc_tables.py`.
+"""Writes the generated tables of docs/architecture.md, docs/gpus.md and docs/planner.md: `python tools/doc_tables.py`.
 
 A test checks that they are as made. A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. Those of
 docs/gpus.md are of what is published: `moebench figure h200x2 --out results/published/h200x2` writes it again.
@@ -16,11 +16,14 @@ sys.path.insert(0, str(ROOT))
 import pandas as pd  # noqa: E402
 
 from bench.action import TRANSFERS, Kind, Pass  # noqa: E402
+from bench.assumptions import get_assumptions  # noqa: E402
+from bench.clusters import get_cluster  # noqa: E402
 from bench.edges import edges, ends  # noqa: E402
 from bench.models import get_model  # noqa: E402
 from bench.placement import Group, Placement  # noqa: E402
 from bench.system import System, systems, trainers_of  # noqa: E402
 from experiments._beside import tables as tables_of_runs  # noqa: E402
+from systems.disagmoe.planner.roofline import SIDES, roofline  # noqa: E402
 
 
 def tables_of_architecture() -> dict[str, str]:
@@ -37,11 +40,32 @@ def tables_of_gpus() -> dict[str, str]:
     return found | {"ratios": _spread(rows), "kernels": kernels_table()}
 
 
+def tables_of_planner() -> dict[str, str]:
+    return {"roofline": roofline_table()}
+
+
 PAGES: dict[Path, Callable[[], dict[str, str]]] = {
     ROOT / "docs" / "architecture.md": tables_of_architecture,
     ROOT / "docs" / "gpus.md": tables_of_gpus,
+    ROOT / "docs" / "planner.md": tables_of_planner,
 }
 """Every page with tables, and what makes them by name."""
+
+
+def roofline_table() -> str:
+    """Of one model at its shortest and longest length, for every way of copying."""
+    lines = []
+    points = roofline(
+        get_model("qwen3-235b"),
+        get_cluster("h800x16"),
+        (4096, 32768),
+        get_assumptions("datasheet"),
+        copies=("expert", "rank", "node"),
+    )
+    for each in sorted(points, key=lambda point: SIDES.index(point.side)):
+        numbers = (each.intensity, each.ridge)
+        lines.append((each.side, each.copies, str(each.seq_len), *(f"{n:,.0f}" for n in numbers), each.bound_by))
+    return table(("side", "a copy per", "tokens", "FLOPs a byte", "ridge", "bound by"), lines)
 
 
 def operations_table() -> str:

@@ -14,7 +14,7 @@ from systems.disagmoe.planner.alternatives import next_best
 from systems.disagmoe.planner.plain import plain_allocation, plain_refinement
 from systems.disagmoe.planner.problem import Choices, problem
 from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Refinement, Try
-from systems.disagmoe.planner.search import Progress, best_of, search
+from systems.disagmoe.planner.search import Progress, best_of, like, search
 from systems.disagmoe.planner.words import (
     GIB,
     binding_in_words,
@@ -29,7 +29,8 @@ from systems.disagmoe.planner.words import (
     what_if_in_words,
 )
 
-SHOWN_FIELDS = ("mbs", "round_length", "deferred_w", "recompute", "copies", "shared_on")
+SHOWN_FIELDS = ("mbs", "round_length", "deferred_w", "recompute", "copies", "shared_on", "tp", "cp", "offload")
+OTHER_CHOICES = ("copies", "shared_on", "tp", "cp", "offload")
 NUM_ALTERNATIVES = 4
 
 
@@ -139,7 +140,7 @@ class Explanation:
             ),
             Table(
                 "splits, by the programme",
-                ["p", "M:N", "replicas", "GPUs", "recompute", "copies", "step s", "loses", "bound by"],
+                ["p", "M:N", "replicas", "GPUs", "recompute", "other choices", "step s", "loses", "bound by"],
                 [_split_row(each, chosen) for each in (chosen, *self.others)],
             ),
             Table(
@@ -233,18 +234,22 @@ def explain(
         spec,
         found.allocation,
         tuple(next_best(found.programme, found.allocation, NUM_ALTERNATIVES - 1, time_limit_s=time_limit_s)),
-        tuple(_what_ifs(spec, assumptions, chosen, time_limit_s)),
+        tuple(_what_ifs(found.allocation, assumptions, time_limit_s)),
         found.unequal,
-        _nic_sets(spec, assumptions, chosen, time_limit_s),
+        _nic_sets(found.allocation, assumptions, time_limit_s),
         found.refinement,
         "simulated" if evaluate is None else "measured",
     )
 
 
-def _what_ifs(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> list[WhatIf]:
-    """Twice and half the sequence length at the same number of tokens; twice and half the NICs' speed."""
-    found = []
+def _what_ifs(chosen: Allocation, assumptions: Assumptions, time_limit_s: float) -> list[WhatIf]:
+    """Twice and half the sequence length at the same number of tokens; twice and half the NICs' speed.
+
+    With other lengths, sequences may be shared by other numbers of ranks; with other NICs, by as many or none.
+    """
+    found, spec = [], chosen.problem.spec
     for condition, changed in _conditions(spec):
+        choices = chosen.problem.choices if changed.cluster == spec.cluster else like(chosen, (1, 1))
         try:
             found.append(WhatIf(condition, allocate(problem(changed, assumptions, choices), time_limit_s=time_limit_s)))
         except BadInput as error:
@@ -266,17 +271,21 @@ def _conditions(spec: CaseSpec) -> list[tuple[str, CaseSpec]]:
     return found
 
 
-def _nic_sets(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> Allocation | None:
+def _nic_sets(chosen: Allocation, assumptions: Assumptions, time_limit_s: float) -> Allocation | None:
+    """With NIC sets, for sequences that are shared and state that lives where it does without."""
+    spec = chosen.problem.spec
     if spec.cluster.num_nodes == 1:
         return None
-    return best_of(spec, assumptions, replace(choices, nics="sets"), time_limit_s)
+    return best_of(spec, assumptions, replace(like(chosen), nics="sets"), time_limit_s)
 
 
 def _split_row(each: Allocation, chosen: Allocation) -> list[object]:
     layout = each.layout
     loses = f"{100 * (each.step_s / chosen.step_s - 1):.1f} %"
     ratio = f"{layout.attention_ranks}:{layout.expert_ranks}"
-    row: list[object] = [layout.groups, ratio, layout.replicas, each.num_gpus, layout.recompute, layout.copies]
+    chosen_too = {name: getattr(layout, name) for name in OTHER_CHOICES}
+    others = " ".join(f"{name}={value}" for name, value in chosen_too.items() if value not in (1, "none"))
+    row: list[object] = [layout.groups, ratio, layout.replicas, each.num_gpus, layout.recompute, others]
     return [*row, each.step_s, loses, ", ".join(each.binding)]
 
 

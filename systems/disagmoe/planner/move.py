@@ -18,13 +18,18 @@ from bench.flops import Part, has_part, parameters
 from bench.memory import Recipe
 from bench.models import Model
 from bench.placement import Group, Placement
+from bench.sequence import CUT
 from systems.disagmoe.placement import place
 
 Floats = NDArray[np.float64]
 
 
 class Move(NamedTuple):
-    """Bytes over all GPUs; seconds of the busiest port, at the rate of a GPU's own NIC (NVLink on one node)."""
+    """Bytes that GPUs receive, all together; seconds of the busiest port.
+
+    Between GPUs that is at the rate of a GPU's own NIC (NVLink on one node). State that the host holds before or after
+    (`offload`) passes its GPU's link to the host as well, while other bytes travel.
+    """
 
     total_bytes: float
     seconds: float
@@ -55,17 +60,21 @@ def move(before: Case, after: Case, assumptions: Assumptions) -> Move:
     model, cluster = before.model, before.cluster
     old, new = place(model, before.layout), place(model, after.layout)
     recipe = Costs(before, old, recompute=before.layout.recompute, assumptions=assumptions).recipe
-    received, sent = np.zeros(cluster.num_gpus), np.zeros(cluster.num_gpus)
+    traffic = _Traffic.of(cluster.num_gpus, recipe, before.layout.offloads_state, after.layout.offloads_state)
     for part, layer in _things(model):
-        size = _size(model, part, layer)
-        if not size:
-            continue
-        ways = [_held(case, placement, part, layer) for case, placement in ((before, old), (after, new))]
-        _add(received, sent, ways[0], ways[1], size / _num_items(model, part), recipe)
+        for cut in (False, True) if part == "attention" else (False,):
+            size = _size(model, part, layer, cut)
+            if size:
+                ways = [_held(case, at, part, layer, cut) for case, at in ((before, old), (after, new))]
+                traffic.add(ways[0], ways[1], size / _num_items(model, part))
     rate = cluster.nic_bytes_per_s_per_gpu * assumptions.nic_many_to_many
     if cluster.num_nodes == 1:
         rate = cluster.gpu.nvlink_bytes_per_s * assumptions.nvlink
-    return Move(float(received.sum()), float(max(received.max(), sent.max())) / rate)
+    ports_s = max(traffic.received.max(), traffic.sent.max()) / rate
+    host_s = 0.0
+    if traffic.host.any():
+        host_s = traffic.host.max() / (cluster.gpu.host_bytes_per_s * assumptions.host_link)
+    return Move(float(traffic.received.sum()), float(max(ports_s, host_s)))
 
 
 def _things(model: Model) -> list[tuple[Part, int]]:
@@ -74,8 +83,11 @@ def _things(model: Model) -> list[tuple[Part, int]]:
     return found + [(part, layer) for layer in range(model.num_layers) for part in layers]
 
 
-def _size(model: Model, part: Part, layer: int) -> int:
-    return sum(parameters(model, part, layer).values()) if has_part(model, part, layer) else 0
+def _size(model: Model, part: Part, layer: int, cut: bool) -> int:
+    """Parameters of a thing; of attention, those that tensor parallelism divides (`cut`) or the others."""
+    if not has_part(model, part, layer):
+        return 0
+    return sum(n for name, n in parameters(model, part, layer).items() if part != "attention" or (name in CUT) == cut)
 
 
 def _num_items(model: Model, part: Part) -> int:
@@ -92,7 +104,7 @@ def _home(placement: Placement, part: Part, layer: int) -> Group:
     return placement.by_name[name]
 
 
-def _held(case: Case, placement: Placement, part: Part, layer: int) -> _Held:
+def _held(case: Case, placement: Placement, part: Part, layer: int, cut: bool) -> _Held:
     """Who holds what of one thing."""
     gpus = case.cluster.num_gpus
     num_replicas = batch_of(case, placement).num_replicas
@@ -105,6 +117,10 @@ def _held(case: Case, placement: Placement, part: Part, layer: int) -> _Held:
         each = case.model.num_experts // group.size
         items[ranks] = np.stack([within * each, (within + 1) * each], axis=1)
         place_of, peers = replica, num_replicas
+    elif cut:
+        tp = case.layout.tp
+        items[ranks] = np.stack([within % tp / tp, (within % tp + 1) / tp], axis=1)
+        place_of, peers = replica * (group.size // tp) + within // tp, num_replicas * group.size // tp
     else:
         items[ranks] = (0.0, 1.0)
         place_of, peers = replica * group.size + within, num_replicas * group.size
@@ -124,14 +140,35 @@ def _length(a: Floats) -> Floats:
     return np.asarray(a[:, 1] - a[:, 0])
 
 
-def _add(received: Floats, sent: Floats, old: _Held, new: _Held, item_params: float, recipe: Recipe) -> None:
-    """Adds one thing's traffic. Weights are held whole by every holder, optimizer state by shares."""
-    state_bytes = item_params * (recipe.main_weight_bytes + 2 * recipe.moment_bytes)
-    weight_bytes = item_params * recipe.weight_bytes
-    both = _overlap(old.items, new.items)
-    lacks_weights = weight_bytes * (_length(new.items) - both)
-    lacks_state = state_bytes * (_length(new.items) * _length(new.share) - both * _overlap(old.share, new.share))
-    received += lacks_weights + lacks_state
-    # Every holder sends an equal part of what others lack: they hold equally much.
-    holders = old.holders()
-    sent[holders] += float((lacks_weights + lacks_state).sum()) / int(holders.sum())
+class _Traffic(NamedTuple):
+    """Bytes of each GPU: received and sent by its port, and over its link to the host in the busier direction."""
+
+    received: Floats
+    sent: Floats
+    host: Floats
+    recipe: Recipe
+    from_host: bool
+    to_host: bool
+
+    @classmethod
+    def of(cls, gpus: int, recipe: Recipe, from_host: bool, to_host: bool) -> "_Traffic":
+        return cls(np.zeros(gpus), np.zeros(gpus), np.zeros(gpus), recipe, from_host, to_host)
+
+    def add(self, old: _Held, new: _Held, item_params: float) -> None:
+        """Adds one thing's. Weights are held whole by every holder, optimizer state by shares."""
+        state_bytes = item_params * (self.recipe.main_weight_bytes + 2 * self.recipe.moment_bytes)
+        weight_bytes = item_params * self.recipe.weight_bytes
+        both = _overlap(old.items, new.items)
+        lacks_weights = weight_bytes * (_length(new.items) - both)
+        stays = state_bytes * both * _overlap(old.share, new.share)
+        will_hold = state_bytes * _length(new.items) * _length(new.share)
+        lacks_state = will_hold - stays
+        self.received[:] += lacks_weights + lacks_state
+        # Every holder sends an equal part of what others lack: they hold equally much.
+        holders = old.holders()
+        self.sent[holders] += float((lacks_weights + lacks_state).sum()) / int(holders.sum())
+        # State that stays passes the link where it changes sides.
+        changes = stays if self.from_host != self.to_host else 0.0
+        arrives = lacks_state + changes if self.to_host else 0.0
+        leaves = float(lacks_state.sum()) / int(holders.sum()) * holders + changes if self.from_host else 0.0
+        self.host[:] += np.maximum(arrives, leaves)

@@ -9,7 +9,8 @@ attention ranks. Of a candidate with costs C (GPU-seconds of a step) and V (port
 p_F is p unless unequal depths are asked for. C and V are those of the busiest group times the number of groups, so
 that layers dealt unevenly and the head count. Both are stretched by the time in which a pipeline of 2 p groups and 2 p
 transfers fills and drains: (4 p - 1) / (m v) of the step for m micro-batches and v = L / p turns, with p the mean of p
-and p_F: the bubble of an interleaved pipeline with transfers as stages of their own.
+and p_F: the bubble of an interleaved pipeline with transfers as stages of their own. The optimizer step is added to the
+compute of its ranks.
 
 A sixth cap is Little's law: a micro-batch takes a latency l from its embedding to its last gradient, so m of them take
 m l / q when q are in flight, and q is as many as memory holds, and at most 4 p. Without it the best split on paper
@@ -28,9 +29,9 @@ from bench.assumptions import Assumptions
 from bench.case import CaseSpec, Layout
 from bench.errors import BadInput
 from bench.flops import step_flops
-from bench.memory import state_bytes
-from bench.system import divisors
-from systems.disagmoe.planner.tokens import NIC_RECEIVE, NIC_SEND, Option, Side, TokenCosts, fixed_state, token_costs
+from bench.system import divisors, worthwhile_offloads, worthwhile_shares
+from systems.disagmoe.planner.state import HeldState, held_state
+from systems.disagmoe.planner.tokens import NIC_RECEIVE, NIC_SEND, Option, Side, TokenCosts, token_costs
 
 Floats = NDArray[np.float64]
 
@@ -60,6 +61,8 @@ class Choices:
             and its expert ranks as is best, where every node holds both in equal parts. No transport here can honour
             sets, nor does the placement lay groups over nodes in that way: the gain is a bound.
         mbs: sequences of a micro-batch on an attention rank.
+        shares: (tp, cp), ranks that share a sequence; what a sequence's length or the number of sequences calls for.
+        offload: where the optimizer's state lives; with the host too where it crowds the GPUs.
     """
 
     groups: tuple[int, ...] | None = None
@@ -70,6 +73,8 @@ class Choices:
     tiling: str = "any"
     nics: str = "own"
     mbs: int = 1
+    shares: tuple[tuple[int, int], ...] | None = None
+    offload: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("tiling", ("any", "nodes")), ("nics", ("own", "sets"))):
@@ -93,7 +98,7 @@ class Shape:
 class Latency(NamedTuple):
     """Seconds per token of a micro-batch's way forth and back, with nothing else in the way.
 
-    attention_s, expert_s, transfer_s of a token on its data rank; expert_s and expert_transfer_s times M / N.
+    attention_s, expert_s, transfer_s of a token on its attention rank; expert_s and expert_transfer_s times M / N.
     """
 
     attention_s: float
@@ -101,10 +106,11 @@ class Latency(NamedTuple):
     transfer_s: float
     expert_transfer_s: float
 
-    def of(self, tokens: float, attention: int, expert: int) -> float:
-        """Of a micro-batch of `tokens` a data rank."""
+    def of(self, tokens: float, attention: Floats, expert: int) -> Floats:
+        """Of a micro-batch of `tokens` an attention rank, over candidates."""
         more = attention / expert
-        return tokens * (self.attention_s + self.expert_s * more + max(self.transfer_s, self.expert_transfer_s * more))
+        transfer_s = np.maximum(self.transfer_s, self.expert_transfer_s * more)
+        return np.asarray(tokens * (self.attention_s + self.expert_s * more + transfer_s))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +166,9 @@ class Problem:
             recompute=shape.option.recompute,
             shared_on=shape.option.shared_on,
             copies=shape.option.copies,
+            tp=shape.option.tp,
+            cp=shape.option.cp,
+            offload=shape.option.offload,
             round_length=int(self.in_flight[candidate]),
         )
 
@@ -174,56 +183,90 @@ def problem(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None = 
     if left or not sequences:
         raise BadInput("layout.mbs", chosen.mbs, f"a divisor of the batch's {spec.workload.num_sequences} sequences")
     shapes: list[Shape] = []
-    rows: list[tuple[float, ...]] = []
-    caps: list[list[float]] = []
-    tokens, memory = chosen.mbs * spec.workload.seq_len, float(spec.cluster.gpu.memory_bytes)
-    for (groups, expert_groups), option in product(_depths(spec, chosen), _options(spec, chosen)):
-        costs = token_costs(spec, option, assumptions)
-        head, load = _load(spec, costs, groups, expert_groups)
-        held = _Bytes(spec, option, (groups, expert_groups), head, costs, assumptions, chosen.mbs)
-        latency = _latency(costs, groups)
+    found: list[list[Floats]] = []
+    for depths, option in product(_depths(spec, chosen), _options(spec, chosen)):
+        kind = _Kind(spec, chosen, assumptions, depths, option)
         for replicas in divisors(sequences):
-            most = (spec.cluster.num_gpus // replicas - expert_groups * option.expert_ranks) // groups
-            data = [m for m in divisors(sequences // replicas) if _tiles(spec, chosen, m) and m <= max(most, 1)]
+            most = (spec.cluster.num_gpus // replicas - depths[1] * option.expert_ranks) // depths[0]
             if most < 1 and replicas > 1:
                 break
-            shapes.append(Shape(groups, expert_groups, option, replicas, head, load, latency))
-            for m in data:
-                microbatches = sequences // (replicas * m)
-                depth = (groups + expert_groups) / 2
-                fill = 1.0 + (4 * depth - 1) * depth / (microbatches * spec.model.num_layers)
-                ranks = _ranks(m, option.expert_ranks)
-                lanes = [replicas * n / (c * fill) if c else np.inf for n, c in zip(ranks, load, strict=True)]
-                used = replicas * (groups * m + expert_groups * option.expert_ranks)
-                held_bytes = held.of(m, replicas)
-                in_flight = min(_in_flight(memory, *held_bytes), round(4 * depth), microbatches)
-                caps.append([*lanes, in_flight / (microbatches * latency.of(tokens, m, option.expert_ranks))])
-                rows.append((len(shapes) - 1, m, used, microbatches, in_flight, *held_bytes))
-    if not rows:
+            data = kind.data_ranks(sequences // replicas, most)
+            if len(data):
+                number = np.full(len(data), float(len(shapes)))
+                found.append([number, *kind.columns(sequences, replicas, data)])
+                shapes.append(kind.shape(replicas))
+    if not found:
         raise BadInput("tiling", chosen.tiling, f"a tiling with groups that fit {spec.cluster.name}")
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    experts = np.array([shapes[s].option.expert_ranks for s in columns[0]])
+    number, data, used, microbatches, in_flight, *rest = (np.concatenate(each) for each in zip(*found, strict=True))
+    held, caps = rest[:4], rest[4:]
+    shape = number.astype(np.int64)
+    experts = np.array([each.option.expert_ranks for each in shapes])[shape]
     return Problem(
         spec,
         chosen,
         tuple(shapes),
-        shape=columns[0],
-        data_ranks=columns[1],
-        num_gpus=columns[2],
-        num_microbatches=columns[3],
-        in_flight=columns[4],
-        caps=np.array(caps).T,
-        attention_bytes=columns[5],
-        expert_bytes=columns[6],
-        attention_kept=columns[7],
-        expert_kept=columns[8],
-        mixed=_mixed(spec, columns[1], experts) & (not chosen.unequal),
+        shape=shape,
+        data_ranks=data.astype(np.int64),
+        num_gpus=used.astype(np.int64),
+        num_microbatches=microbatches.astype(np.int64),
+        in_flight=in_flight.astype(np.int64),
+        caps=np.stack(caps),
+        attention_bytes=held[0],
+        expert_bytes=held[1],
+        attention_kept=held[2],
+        expert_kept=held[3],
+        mixed=_mixed(spec, data.astype(np.int64), experts) & (not chosen.unequal),
         nics_per_gpu=spec.cluster.nics_per_node / spec.cluster.gpus_per_node,
         step_flops=step_flops(spec.model, spec.workload.seq_len, spec.workload.global_batch_tokens),
     )
 
 
-def _ranks(attention: int, expert: int) -> tuple[int, ...]:
+class _Kind:
+    """Candidates of one depth and option: all numbers of replicas and of data ranks."""
+
+    def __init__(
+        self, spec: CaseSpec, choices: Choices, assumptions: Assumptions, depths: tuple[int, int], option: Option
+    ) -> None:
+        self.spec, self.choices, self.depths, self.option = spec, choices, depths, option
+        costs = token_costs(spec, option, assumptions)
+        self.head, self.load = _load(spec, costs, *depths)
+        self.state = held_state(spec, option, depths, self.head, assumptions)
+        self.kept = _Kept(spec, option, depths, costs, choices.mbs)
+        self.latency = _latency(costs, depths[0])
+
+    def shape(self, replicas: int) -> Shape:
+        return Shape(*self.depths, self.option, replicas, self.head, self.load, self.latency)
+
+    def data_ranks(self, sequences: int, most: int) -> Floats:
+        """M that deal a replica's sequences out: tp x cp ranks to each lane. At least one, for what is missing."""
+        shared = self.option.tp * self.option.cp
+        ranks = (shared * lanes for lanes in divisors(sequences))
+        fits = [m for m in ranks if m <= max(most, shared) and _tiles(self.spec, self.choices, m)]
+        return np.array(fits, dtype=float)
+
+    def columns(self, sequences: int, replicas: int, data: Floats) -> list[Floats]:
+        """M, GPUs, micro-batches, those in flight, four of bytes, and caps of every resource, over candidates."""
+        (groups, expert_groups), option, spec = self.depths, self.option, self.spec
+        shared = option.tp * option.cp
+        microbatches = sequences * shared / (replicas * data)
+        depth = (groups + expert_groups) / 2
+        fill = 1.0 + (4 * depth - 1) * depth / (microbatches * spec.model.num_layers)
+        ranks = _ranks(data, np.full(len(data), float(option.expert_ranks)))
+        with np.errstate(divide="ignore"):
+            busy = [c * fill / (replicas * n) for n, c in zip(ranks, self.load, strict=True)]
+            for side, name in enumerate("AF"):
+                busy[side] = busy[side] + self.state.update_s(name, data, replicas)
+            lanes = [1.0 / seconds for seconds in busy]
+        used = replicas * (groups * data + expert_groups * option.expert_ranks)
+        held = self.kept.beside(self.state, data, replicas)
+        in_flight = _in_flight(float(spec.cluster.gpu.memory_bytes), *held)
+        in_flight = np.minimum(np.minimum(in_flight, round(4 * depth)), microbatches)
+        tokens = self.choices.mbs * spec.workload.seq_len / shared
+        together = in_flight / (microbatches * self.latency.of(tokens, data, option.expert_ranks))
+        return [data, used, microbatches, in_flight, *held, *lanes, together]
+
+
+def _ranks(attention: Floats, expert: Floats) -> tuple[Floats, ...]:
     """Ranks of a group whose work or ports make up each of `RESOURCES` but the last."""
     return (attention, expert) * 3
 
@@ -250,9 +293,24 @@ def _or_none(groups: int, expert_groups: int) -> int | None:
 def _options(spec: CaseSpec, choices: Choices) -> Iterator[Option]:
     shared = choices.shared_on or (("attention", "expert") if spec.model.num_shared_experts else ("attention",))
     copies = choices.copies or (("rank", "node") if spec.cluster.num_nodes > 1 else ("rank",))
+    shares = choices.shares or _shares(spec, choices.mbs)
+    offloads = choices.offload or worthwhile_offloads(spec, choices.mbs)
+    ways = list(product(choices.recompute, shared, copies, shares, offloads))
     for n in divisors(spec.model.num_experts):
         if n < max(2, spec.cluster.num_gpus) and _tiles(spec, choices, n):
-            yield from (Option(n, *rest) for rest in product(choices.recompute, shared, copies))
+            for recompute, shared_on, copy, (tp, cp), offload in ways:
+                yield Option(n, recompute, shared_on, copy, tp, cp, offload)
+
+
+def _shares(spec: CaseSpec, mbs: int) -> tuple[tuple[int, int], ...]:
+    """(tp, cp) for sequences that are long, or too few for the cluster; tp only where nothing can be cut by cp.
+
+    Sequences that are shared come one at a time.
+    """
+    per_node = spec.cluster.gpus_per_node
+    found = list(worthwhile_shares(spec, per_node, max(1, spec.cluster.num_gpus // per_node), 1))
+    by_tokens = [(tp, cp) for tp, cp in found if tp == 1]
+    return tuple(by_tokens if len(by_tokens) > 1 else found) if mbs == 1 else ((1, 1),)
 
 
 def _tiles(spec: CaseSpec, choices: Choices, ranks: int) -> bool:
@@ -302,57 +360,29 @@ def _latency(costs: TokenCosts, groups: int) -> Latency:
     return Latency(compute[0] + costs.embed_s, compute[1], *moved)
 
 
-def _in_flight(memory: float, attention: float, expert: float, attention_kept: float, expert_kept: float) -> int:
+def _in_flight(memory: float, attention: Floats, expert: Floats, attention_kept: Floats, expert_kept: Floats) -> Floats:
     """Micro-batches whose activations fit, at least one."""
-    more = min((memory - attention) / attention_kept, (memory - expert) / expert_kept)
-    return 1 + max(0, int(more))
+    more = np.minimum((memory - attention) / attention_kept, (memory - expert) / expert_kept)
+    return np.asarray(1.0 + np.maximum(0.0, np.trunc(more)))
 
 
 def _ports(side: Side, groups: int) -> Floats:
     return side.port_s if groups > 1 else side.port_s - side.moving_port_s
 
 
-class _Bytes:
-    """Memory of a rank on each side; attention state is sharded over M x R ranks, an expert's over R."""
+class _Kept:
+    """Activations of a rank on each side."""
 
-    def __init__(
-        self,
-        spec: CaseSpec,
-        option: Option,
-        depths: tuple[int, int],
-        head: int,
-        costs: TokenCosts,
-        assumptions: Assumptions,
-        mbs: int,
-    ) -> None:
-        layout = Layout.make(
-            groups=depths[0],
-            expert_groups=_or_none(*depths),
-            expert_ranks=option.expert_ranks,
-            head_group=head,
-            shared_on=option.shared_on,
-        )
-        state, self.recipe = fixed_state(spec, option, layout, assumptions)
-        self.state = {group.name: state.shared(group.name) for group in state.placement.groups}
-        self.reserve_bytes, self.communicator_bytes = state.reserve_bytes, assumptions.communicator_bytes
-        self.expert_ranks = option.expert_ranks
-        tokens = mbs * spec.workload.seq_len
-        self.kept_attention = tokens * float(_dealt(costs.attention.kept_bytes, depths[0]).max())
-        self.kept_expert = tokens * float(_dealt(costs.expert.kept_bytes, depths[1]).max()) / option.expert_ranks
+    def __init__(self, spec: CaseSpec, option: Option, depths: tuple[int, int], costs: TokenCosts, mbs: int) -> None:
+        tokens = mbs * spec.workload.seq_len / (option.tp * option.cp)
+        self.attention = tokens * float(_dealt(costs.attention.kept_bytes, depths[0]).max())
+        self.expert = tokens * float(_dealt(costs.expert.kept_bytes, depths[1]).max()) / option.expert_ranks
         self.passing_attention = tokens * float(costs.attention.passing_bytes.max())
         self.passing_expert = tokens * float(costs.expert.passing_bytes.max()) / option.expert_ranks
 
-    def of(self, data_ranks: int, replicas: int) -> tuple[float, float, float, float]:
+    def beside(self, state: HeldState, data: Floats, replicas: int) -> tuple[Floats, Floats, Floats, Floats]:
         """Of the fullest attention and expert rank: all bytes with one micro-batch in flight, then the activations."""
-        static = {"A": 0.0, "F": 0.0}
-        for name, parts in self.state.items():
-            held = self.reserve_bytes(1)
-            for part in parts:
-                # With M = 1 and R = 1 an expert group's own parameters have one holder, shared experts N.
-                copies = part.num_peers if name[0] == "F" else data_ranks
-                held += state_bytes(part.num_params, self.recipe, shards=copies * replicas)
-                held += self.communicator_bytes * (copies * replicas > 1)
-            static[name[0]] = max(static[name[0]], held)
-        kept = (self.kept_attention, self.kept_expert * data_ranks)
-        attention = static["A"] + self.passing_attention + kept[0]
-        return attention, static["F"] + self.passing_expert * data_ranks + kept[1], *kept
+        kept = (np.full(len(data), self.attention), self.expert * data)
+        attention = state.static_bytes("A", data, replicas) + self.passing_attention + kept[0]
+        expert = state.static_bytes("F", data, replicas) + self.passing_expert * data + kept[1]
+        return attention, expert, *kept

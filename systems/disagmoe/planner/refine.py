@@ -15,7 +15,7 @@ from bench.case import CaseSpec, Layout, batch_of
 from bench.errors import BadInput
 from bench.limits import least_bytes
 from bench.predict import costs_of, does_not_fit
-from bench.system import divisors
+from bench.system import divisors, worthwhile_offloads, worthwhile_shares
 from bench.timing import Evaluate, StepTime, simulated
 from systems.disagmoe.placement import expert_depth, place, replica_size
 
@@ -251,6 +251,10 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
         yield {"deferred_w": deferred}
     for recompute in ("none", "full", "redispatch"):
         yield {"recompute": recompute}
+    for offload in worthwhile_offloads(spec, 1):
+        yield {"offload": offload}
+    for tp, cp in worthwhile_shares(spec, m, layout.replicas or 1, 2 * p):
+        yield {"tp": tp, "cp": cp}
     for copies in ("rank", "node"):
         yield {"copies": copies}
     if spec.model.num_shared_experts:
@@ -261,7 +265,8 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
     yield {"mbs": layout.mbs // 2, "attention_ranks": m * 2}
     for chunk in (layout.layers_per_chunk * 2, layout.layers_per_chunk // 2):
         yield {"layers_per_chunk": chunk, "head_group": None}
-    data, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
+    lanes, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
+    data = [layout.sequence_ranks * each for each in lanes]
     for more in _beside(data, m):
         yield {"attention_ranks": more}
     for more in _beside(expert, n):
@@ -297,8 +302,9 @@ def _tiled(spec: CaseSpec, layout: Layout, before: Layout) -> Layout | None:
     if max(layout.groups, expert_depth(layout)) * layout.layers_per_chunk > spec.model.num_layers:
         return None
     fit = spec.cluster.num_gpus // replica_size(layout)
-    lanes, left = divmod(spec.workload.num_sequences, layout.attention_ranks * layout.mbs)
-    if left or not fit or not lanes:
+    shared = layout.sequence_ranks
+    lanes, left = divmod(spec.workload.num_sequences * shared, layout.attention_ranks * layout.mbs)
+    if left or layout.attention_ranks % shared or not fit or not lanes:
         return None
     update: dict[str, object] = {"replicas": max(r for r in divisors(lanes) if r <= fit)}
     if layout.groups != before.groups:

@@ -55,7 +55,7 @@ def search(
         best = allocate(programme, time_limit_s=time_limit_s)
     except BadInput as error:
         raise _with_what_fits(error, spec, assumptions, chosen, time_limit_s) from None
-    unequal = best_of(spec, assumptions, replace(chosen, unequal=True), time_limit_s)
+    unequal = best_of(spec, assumptions, replace(like(best), unequal=True), time_limit_s)
     found = None
     if refinement:
         seeds = [best.layout, *seeds_of(programme, time_limit_s=time_limit_s)]
@@ -73,6 +73,13 @@ def seeds_of(programme: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> li
     found = by_groups(programme, time_limit_s=time_limit_s)[:NUM_SEEDS]
     found += by_replicas(programme, time_limit_s=time_limit_s)
     return list(dict.fromkeys(each.layout for each in found))
+
+
+def like(allocation: Allocation, *shares: tuple[int, int]) -> Choices:
+    """The choices with sequences shared as in an allocation (or as given), and state where it has it."""
+    layout = allocation.layout
+    ways = tuple(dict.fromkeys(((layout.tp, layout.cp), *shares)))
+    return replace(allocation.problem.choices, shares=ways, offload=(layout.offload,))
 
 
 def best_of(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> Allocation | None:

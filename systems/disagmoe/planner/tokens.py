@@ -4,8 +4,10 @@ A reference placement of two groups of each kind, with attention and expert rank
 `bench.cost.Costs`, as a simulation would be. Costs are divided by tokens, so they hold for any number of ranks.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,8 @@ from bench.action import COMPUTE, TRANSFERS, Action, Kind, Pass
 from bench.assumptions import Assumptions
 from bench.case import CaseSpec, Layout
 from bench.cost import Costs
-from bench.edges import edges, ends
-from bench.memory import Recipe
+from bench.edges import ends, layer_edges, outer_edges
 from bench.program import Held
-from bench.state import State
 from systems.disagmoe.placement import place
 
 Floats = NDArray[np.float64]
@@ -26,12 +26,18 @@ NIC_SEND, NVLINK_SEND, NIC_RECEIVE, NVLINK_RECEIVE = range(4)
 
 @dataclass(frozen=True)
 class Option:
-    """What changes a token's costs, next to the sequence length: N and how the layer is computed and dispatched."""
+    """What changes a token's costs, next to the sequence length: N and how the layer is computed and dispatched.
+
+    tp, cp: attention ranks that share a sequence. `offload` changes no token's costs, but what memory holds.
+    """
 
     expert_ranks: int
     recompute: str = "none"
     shared_on: str = "attention"
     copies: str = "rank"
+    tp: int = 1
+    cp: int = 1
+    offload: str = "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,21 +76,21 @@ class TokenCosts:
 
 def token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> TokenCosts:
     """Costs of a token of the spec's workload. Raises BadInput for an option that the model does not have."""
-    return _token_costs(spec.model_copy(update={"system": "any"}), option, assumptions)
+    return _token_costs(spec.model_copy(update={"system": "any"}), replace(option, offload="none"), assumptions)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def _token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> TokenCosts:
     costs = reference_costs(spec, option, assumptions)
-    lane_tokens = float(costs.case.layout.mbs * spec.workload.seq_len)
+    tokens = costs.case.layout.mbs * spec.workload.seq_len / costs.case.layout.sequence_ranks
     # Of all tokens of a micro-batch: what an attention rank spends on its own, and the fullest expert rank times N.
-    per_token = {"A": 1.0 / lane_tokens, "F": option.expert_ranks / (lane_tokens * costs.placement.data_ranks)}
+    per_token = {"A": 1.0 / tokens, "F": option.expert_ranks / (tokens * costs.placement.data_ranks)}
     slots = spec.model.num_layers + 1
     sides = {name: Side(*(np.zeros(shape) for shape in _shapes(slots))) for name in "AF"}
     like = _alike(spec, costs.routes.even)
     priced = {near for layer in like for near in (layer - 1, layer, layer + 1)}
     embed_s = 0.0
-    for action in _actions(costs):
+    for action in _actions(costs, priced):
         if action.kind is Kind.EMBED:
             embed_s += float(np.max(costs.seconds(action))) * per_token["A"]
         elif action.kind in COMPUTE and (action.kind is Kind.HEAD or action.layer in priced):
@@ -122,7 +128,7 @@ def reference_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) ->
     attention_ranks = -(-option.expert_ranks // per_node) * per_node
     groups = min(2, spec.model.num_layers)
     if cluster.num_nodes == 1:
-        whole = groups * (attention_ranks + option.expert_ranks)
+        whole = -(-groups * (attention_ranks + option.expert_ranks) // per_node) * per_node
         cluster = cluster.model_copy(update={"gpus_per_node": whole, "nics_per_node": whole})
     layout = Layout.make(
         attention_ranks=attention_ranks,
@@ -131,19 +137,13 @@ def reference_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) ->
         recompute=option.recompute,
         shared_on=option.shared_on,
         copies=option.copies,
+        tp=option.tp,
+        cp=option.cp,
     )
     case = spec.model_copy(update={"cluster": cluster}).with_layout(layout)
     placement = place(spec.model, layout)
     costs = Costs(case, placement, copies=option.copies, recompute=option.recompute, assumptions=assumptions)
     return costs.without_overheads()
-
-
-def fixed_state(spec: CaseSpec, option: Option, layout: Layout, assumptions: Assumptions) -> tuple[State, Recipe]:
-    """Who holds which parameters under a layout, and the bytes a parameter takes."""
-    case = spec.with_layout(layout)
-    placement = place(spec.model, layout)
-    recipe = Costs(case, placement, recompute=option.recompute, assumptions=assumptions).recipe
-    return State(case, placement, layout.replicas or 1, assumptions, recipe), recipe
 
 
 def _shapes(slots: int) -> list[int | tuple[int, int]]:
@@ -154,10 +154,12 @@ def _side(group: str) -> str:
     return group[0]
 
 
-def _actions(costs: Costs) -> list[Action]:
-    """Every action of micro-batch 0."""
-    found: dict[Action, None] = {}
-    for edge in edges(costs.case.model, costs.placement, costs.recompute):
+def _actions(costs: Costs, layers: Collection[int]) -> list[Action]:
+    """The actions of some layers, those of the layers beside them among others, and of none, of micro-batch 0."""
+    model, placement, found = costs.case.model, costs.placement, dict[Action, None]()
+    near = sorted({n for layer in layers for n in (layer - 1, layer, layer + 1) if 0 <= n < model.num_layers})
+    of_layers = (layer_edges(model, placement, layer, costs.recompute) for layer in near)
+    for edge in chain(outer_edges(placement), *of_layers):
         for end in (edge.src, edge.dst, edge.via):
             if end is not None:
                 found[end] = None

@@ -23,8 +23,15 @@ def split_in_words(layout: Layout, num_gpus: int) -> str:
     return (
         f"{m} attention and {n} expert GPUs in each of {groups}, {replicas} replica{'s' * (replicas > 1)}: "
         f"{used} of {num_gpus} GPUs, rounds of {layout.round_length} micro-batches, recompute={layout.recompute}, "
-        f"copies={layout.copies}."
+        f"copies={layout.copies}{_also(layout)}."
     )
+
+
+def _also(layout: Layout) -> str:
+    """Ranks that share a sequence, and state that lives elsewhere, where it is so."""
+    said = f", {layout.sequence_ranks} attention GPUs to a sequence" if layout.sequence_ranks > 1 else ""
+    said += f" (tp={layout.tp} cp={layout.cp})" if layout.sequence_ranks > 1 else ""
+    return said + (", optimizer state with the host" if layout.offloads_state else "")
 
 
 def programme_in_words(chosen: Allocation) -> str:
