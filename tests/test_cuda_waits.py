@@ -20,12 +20,20 @@ from bench.execute.pool import RankPool  # noqa: E402
 from bench.execute.sync import OptimizerSettings  # noqa: E402
 from bench.execute.trainer import RankTrainer  # noqa: E402
 
-NUM_GPUS, WARM_UP_STEPS = 2, 3
+WARM_UP_STEPS = 3
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("nccl", "ep", {"ep": 1}),  # one GPU sends nothing over links, and waits for counts all the same
+    *(
+        (transport, system, layout)
+        for transport in ("nccl", "copy")
+        for system, layout in [("disagmoe", {"round_length": 2}), ("ep", {"ep": 2}), ("megatron-overlap", {"ep": 2})]
+    ),
+]
 SYNCHRONISING = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < NUM_GPUS, reason=f"there are not {NUM_GPUS} CUDA devices"),
+    pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no CUDA device"),
 ]
 
 
@@ -66,17 +74,17 @@ def waits_of_a_step(job: Job) -> Waits:
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[RankPool]:
-    with RankPool(NUM_GPUS, "cuda", timeout_s=60) as pool:
+    with RankPool(min(2, torch.cuda.device_count()), "cuda", timeout_s=60) as pool:
         yield pool
 
 
-@pytest.mark.parametrize("transport", ["nccl", "copy"])
-@pytest.mark.parametrize(
-    ("system", "layout"), [("disagmoe", {"round_length": 2}), ("ep", {"ep": 2}), ("megatron-overlap", {"ep": 2})]
-)
+@pytest.mark.parametrize(("transport", "system", "layout"), CASES)
 def test_hosts_wait_for_counts_only(gpus: RankPool, transport: str, system: str, layout: dict[str, Any]) -> None:
-    job = Job.of(case_of(system, layout, "bf16"), carrier=gpus.carrier_of(transport))
-    found = gpus.run(waits_of_a_step, job)
+    case = case_of(system, layout, "bf16")
+    if (needed := Job.of(case).world_size) > gpus.world_size:
+        pytest.skip(f"there are not {needed} CUDA devices")
+    job = Job.of(case, carrier=gpus.carrier_of(transport))
+    found = gpus.run(waits_of_a_step, job, world_size=needed)
     for waits in found:
         # The loss is read when the step is over, the step begins with an idle GPU, and so does a profile.
         assert len(waits.warned) <= waits.losses, waits.warned

@@ -108,10 +108,9 @@ def test_outputs_and_gradients_come_back_to_their_tokens(layer: Layer) -> None:
     for rank in range(layer.deals[0].num_ranks):
         received = [messages(layer, routes, i)[rank] for i in range(len(layer.u))]
         inbound = Inbound(torch.stack([one.counts[rank] for one in routes]).numpy())
-        permutation, offset = inbound.merge(torch.device("cpu"))
         rows = torch.cat([one[0] for one in received])
-        row_index = torch.cat([one[1] for one in received])[permutation] + offset
-        weights = torch.cat([one[2] for one in received])[permutation]
+        pairs = [torch.stack((pair_row, weights.view(torch.int32)), dim=1) for _, pair_row, weights in received]
+        permutation, row_index, weights = inbound.merge(torch.cat(pairs))
         factors = expert_factors(layer.deals[0], rank, inbound.slot_counts)
         y = torch.zeros_like(rows).index_add_(0, row_index, (weights * factors)[:, None] * rows[row_index])
         g = torch.cat([gradient_rows(grads[i], routes[i], rank) for i in range(len(layer.u))])

@@ -10,8 +10,9 @@ and by (name, layer, micro-batch, chunk):
     u, weights            of layer l's attention
     route                 `Route` of a data rank's tokens, with its counts on the host (layer l's attention)
     row_counts, row_map   rows from every expert rank, and their `RowMap` (whoever forms x_{l+1})
+    outgoing              rows of u and pairs, before they are split into messages
     rows, inbound         what the expert rank received, and `Inbound`
-    permutation           of its pairs, see `Inbound.merge`
+    permutation           of its pairs, see `Merged`
     y, y_in               expert outputs where they are made and where they are added up
     g_rows, d_rows, d_in  rows of G at the experts; their gradients (du rows, dw), made and arrived
     kept_pairs            with redispatch: what the experts' F keeps for B

@@ -82,13 +82,14 @@ class _Assignments(NamedTuple):
 def route(expert_ids: Tensor, deal: Deal) -> Route:
     """The messages for expert ids [T, k] of one data rank."""
     assigned = _assignments(expert_ids, deal)
-    bins = assigned.rank * deal.num_slots + assigned.slot
-    order = torch.argsort(bins, stable=True)
     num_bins = deal.num_ranks * deal.num_slots
+    bins = assigned.rank * deal.num_slots + assigned.slot
+    # A radix sort takes as many passes as the keys have bytes.
+    ascending, order = bins.to(torch.int16 if num_bins < 2**15 else torch.int32).sort(stable=True)
     pairs = torch.zeros(num_bins, dtype=torch.int32, device=bins.device)
     pairs.scatter_add_(0, bins, torch.ones_like(bins, dtype=torch.int32))
     pairs = pairs.view(deal.num_ranks, deal.num_slots)
-    rank = assigned.rank[order]
+    rank = ascending.long() // deal.num_slots
     if deal.copies == "expert":
         places = _places_of_assignments(order, expert_ids.shape)
         rows = RowMap(assigned.token[order], pairs.sum(dim=1, dtype=torch.int32), places)
@@ -146,6 +147,19 @@ def _places_of_assignments(order: Tensor, of_ids: Sequence[int]) -> Tensor:
     return torch.cat((routed, place[num_tokens * top_k :].view(num_tokens, -1)), dim=1)
 
 
+class Merged(NamedTuple):
+    """Received pairs in the order of the slots.
+
+    permutation: int64 [P], their numbers among the received.
+    rows: int64 [P], the row of every pair among all that were received.
+    weights: fp32 [P].
+    """
+
+    permutation: Tensor
+    rows: Tensor
+    weights: Tensor
+
+
 class Inbound:
     """What an expert rank received from M data ranks: rows and pairs one source after another.
 
@@ -159,23 +173,24 @@ class Inbound:
         self.pairs_from: list[int] = self._pairs.sum(axis=1).tolist()
         self.slot_counts: list[int] = self._pairs.sum(axis=0).tolist()
 
-    def merge(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(permutation, row_offset), int64 [P]: pairs of all sources sorted by slot.
-
-        Pair p of the sorted ones is received pair permutation[p]; its row is row_offset[p] + the row it names.
-        """
+    def merge(self, pairs: Tensor) -> Merged:
+        """What the sources sent, int32 [P, 2] one after another, sorted by slot."""
         sizes = self._pairs.T.ravel()  # slot after slot, source after source
         received_at = (np.cumsum(self._pairs) - self._pairs.ravel()).reshape(self._pairs.shape).T.ravel()
         merged_at = np.cumsum(sizes) - sizes
-        row_starts = np.cumsum(self.rows_from) - self.rows_from
-        segments = np.stack((sizes, received_at - merged_at, np.tile(row_starts, self._pairs.shape[1])))
-        size, shift, offset = to_device(torch.from_numpy(segments.astype(np.int64)), device)
-        num_pairs = sum(self.pairs_from)
-
-        def spread(values: Tensor) -> Tensor:
-            return torch.repeat_interleave(values, size, output_size=num_pairs)
-
-        return torch.arange(num_pairs, device=device) + spread(shift), spread(offset)
+        row_starts = np.tile(np.cumsum(self.rows_from) - self.rows_from, self._pairs.shape[1])
+        segments = torch.from_numpy(np.stack((sizes, received_at, merged_at, row_starts)).astype(np.int64))
+        segments = to_device(segments, pairs.device)
+        fused = kernels("merge", pairs)
+        if fused is not None:
+            return Merged(*fused.merge(pairs, segments, int(sizes.max())))
+        size, received, merged, row_start = segments
+        shift, offset = (
+            torch.repeat_interleave(values, size, output_size=len(pairs)) for values in (received - merged, row_start)
+        )
+        permutation = torch.arange(len(pairs), device=pairs.device) + shift
+        rows, weights = pairs[permutation].unbind(1)
+        return Merged(permutation, rows.long() + offset, weights.contiguous().view(torch.float32))
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

@@ -68,7 +68,8 @@ class _SwiGLU(torch.autograd.Function):
 class Pairs(NamedTuple):
     """Which of ``num_rows`` rows every pair belongs to: int64 [P]; on CUDA also the pairs sorted by row.
 
-    Row r has the pairs ``order[starts[r] : starts[r + 1]]``: sums need no atomics, and always add in one order.
+    Row r has the pairs ``order[starts[r] : starts[r + 1]]``, or without ``starts`` the pair ``order[r]`` alone: sums
+    need no atomics, and always add in one order.
     """
 
     row: Tensor
@@ -78,12 +79,12 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(cls, row: Tensor, num_rows: int) -> Pairs:
-        """Pairs that belong to these rows, int64 [P]."""
+        """Pairs that belong to these rows, int64 [P]. Where there are as many as rows, every row has one."""
         if kernels("rows", row) is None:
             return cls(row, num_rows)
-        if len(row) == num_rows:  # no row is sent for nothing: one pair each
-            numbers = torch.arange(num_rows + 1, device=row.device)
-            return cls(row, num_rows, torch.empty_like(row).scatter_(0, row, numbers[:-1]), numbers)
+        if len(row) == num_rows:
+            numbers = torch.arange(num_rows, device=row.device)
+            return cls(row, num_rows, torch.empty_like(row).scatter_(0, row, numbers))
         ascending, order = row.sort(stable=True)
         starts = torch.searchsorted(ascending, torch.arange(num_rows + 1, device=row.device))
         return cls(row, num_rows, order, starts)
@@ -142,6 +143,9 @@ class _SumPairs(torch.autograd.Function):
 
 def _sum(pairs: Pairs, first: Tensor, second: Tensor | None) -> Tensor:
     fused = kernels("rows", first)
+    if fused is not None and pairs.starts is None:
+        assert pairs.order is not None
+        return (first if second is None else torch.cat((first, second))).index_select(0, pairs.order)
     if fused is not None:
         second = None if second is None else second.contiguous()
         out: Tensor = fused.sum_rows(first.contiguous(), second, pairs.order, pairs.starts)

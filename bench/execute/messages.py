@@ -79,6 +79,11 @@ class Messages:
         tag = number * PARTS_PER_OPERATION + COUNTS_PART
         return counts, [Packet(rank, tag, torch.from_numpy(row)) for rank, row in zip(ranks, counts, strict=True)]
 
+    def prepare(self, action: Action) -> None:
+        """Whatever of packing needs no counts, in the current stream: done while the host waits for them."""
+        if (action.kind, action.pass_) == (Kind.DISPATCH, Pass.F):
+            self._prepare_dispatch(action.layer, action.microbatch, action.chunk)
+
     def pack(self, action: Action, number: int) -> list[Packet]:
         """The payload, in the current stream."""
         parts = self._pack[action.kind, action.pass_](action.layer, action.microbatch, action.chunk)
@@ -105,11 +110,17 @@ class Messages:
         ranks = self.home.ranks(ends(self.home.placement, action)[target])
         return [ranks[self.home.index]] if action.kind in (Kind.RESIDUAL, Kind.HOP) else ranks
 
-    def _pack_dispatch(self, layer: int, m: int, c: int) -> _Parts:
-        (_, pair_row, order, _), counts = self.values.peek("route", layer, m, c)
+    def _prepare_dispatch(self, layer: int, m: int, c: int) -> None:
+        (rows, pair_row, order, _), _ = self.values.peek("route", layer, m, c)
         weights = all_weights(self.values.take("weights", layer, m, c), self.home.deal(layer))
         pairs = torch.stack((pair_row, weights[order].view(torch.int32)), dim=1)
-        return [self._pack_rows("u", layer, m, c), split(pairs, counts.get()[:, 1:].sum(axis=1).tolist())]
+        u = self.values.take("u", layer, m, c).index_select(0, rows.token_index)
+        self.values.put("outgoing", layer, m, (u, pairs), chunk=c)
+
+    def _pack_dispatch(self, layer: int, m: int, c: int) -> _Parts:
+        counts = self.values.peek("route", layer, m, c).counts.get()
+        rows, pairs = self.values.take("outgoing", layer, m, c)
+        return [split(rows, counts[:, 0].tolist()), split(pairs, counts[:, 1:].sum(axis=1).tolist())]
 
     def _pack_rows(self, name: str, layer: int, m: int, c: int) -> list[Tensor]:
         """Rows of u for every expert rank."""
@@ -125,12 +136,9 @@ class Messages:
         pairs = torch.empty(sum(inbound.pairs_from), 2, dtype=torch.int32, device=self.home.device)
 
         def deliver() -> None:
-            permutation, row_offset = inbound.merge(self.home.device)
-            merged = pairs[permutation]
-            row_index = merged[:, 0].long() + row_offset
-            weights = merged[:, 1].contiguous().view(torch.float32)
-            self.values.put("permutation", layer, m, permutation, chunk=c)
-            self.values.put("rows", layer, m, (rows, row_index, weights, inbound.slot_counts), chunk=c)
+            merged = inbound.merge(pairs)
+            self.values.put("permutation", layer, m, merged.permutation, chunk=c)
+            self.values.put("rows", layer, m, (rows, merged.rows, merged.weights, inbound.slot_counts), chunk=c)
 
         return [split(rows, inbound.rows_from), split(pairs, inbound.pairs_from)], deliver
 

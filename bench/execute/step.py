@@ -190,6 +190,7 @@ class Step:
     def _send(self, k: int, action: Action) -> Begun:
         self.wait_for_inputs(k)
         self.starts[k] = self.streams.mark()
+        self.messages.prepare(action)
         within, arrival = self._is_within_group(k), int(self.program.partner[k])
         numbers, counts_in = self.messages.incoming_counts(action, k) if within else (NO_COUNTS, [])
         counts = self.transport.post_counts(self.messages.outgoing_counts(action, k), counts_in)

@@ -58,7 +58,7 @@ class ExpertPart(nn.Module):
         """y[r] = sum of w_p E_p(rows[r]) over the pairs p with row_index[p] = r, summed in fp32.
 
         Args:
-            rows: [R, H] of u.
+            rows: [R, H] of u; each has a pair, or more.
             row_index: int64 [P], the row of every pair; sorted by local expert, the shared ones last.
             weights: fp32 [P].
             counts: pairs of every slot, on the host.
@@ -72,8 +72,11 @@ class ExpertPart(nn.Module):
         pairs = Pairs.of(row_index, rows.shape[0])
         x = gather(rows, pairs)
         offsets = to_device(list(accumulate(routed)), torch.int32, rows.device)
-        hidden = grouped_linear(x[:num_routed], self.fc1, routed, offsets)
-        y = grouped_linear(swiglu(hidden, weights[:num_routed]), self.fc2, routed, offsets)
         if self.shared is None:
-            return sum_pairs(pairs, y)
+            return sum_pairs(pairs, self._routed(x, weights, routed, offsets))
+        y = self._routed(x[:num_routed], weights[:num_routed], routed, offsets)
         return sum_pairs(pairs, y, self.shared(x[num_routed:], weights[num_routed:]))
+
+    def _routed(self, x: Tensor, weights: Tensor, counts: Sequence[int], offsets: Tensor) -> Tensor:
+        hidden = grouped_linear(x, self.fc1, counts, offsets)
+        return grouped_linear(swiglu(hidden, weights), self.fc2, counts, offsets)
