@@ -2,10 +2,11 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench import provenance
 from bench.case import Case, batch_of
@@ -72,96 +73,146 @@ def measure(
     Raises:
         BadInput: the case cannot be executed on this machine.
     """
-    from bench.execute.pool import RankError, RankPool
-    from bench.execute.train import train
+    from bench.execute.pool import RankPool
 
     trainer = trainer_of(case, trainer)
-    done: list[StepRecord] = []
-    told: list[RankTelemetry] = []
-
-    def keep(record: "StepRecord") -> None:
-        done.append(record)
-        if on_step is not None:
-            on_step(record)
-
-    status: Status = "ok"
-    message, timeline = "", None
-    last: tuple[str, ...] = ()
-    metrics: dict[str, float | None] = {}
+    run = _Run(case, trainer, serial, on_step)
     num_ranks = ranks_of(case)
     with contextlib.ExitStack() as stack:
         ranks: Ranks = pool or stack.enter_context(RankPool(num_ranks, device, transport=transport))
         carrier = ranks.carrier_of(transport)
+        run.train(
+            ranks,
+            steps=steps,
+            data=data,
+            weights=weights,
+            transport=transport,
+            telemetry_hz=telemetry_hz,
+            saving=saving,
+            resume=resume,
+            on_saved=on_saved,
+            timeout_s=timeout_s,
+            keep_routing=keep_routing,
+        )
+    run.judge(carrier.gpus(num_ranks))
+    if resume is not None and run.done:
+        run.metrics["first_step"] = run.done[0].step
+    options = {
+        "ranks": case.cluster.num_gpus,
+        "device": ranks.device,
+        "steps": steps,
+        "data": data,
+        "trainer": trainer if len(trainers_of(get_system(case.system))) > 1 else None,
+        "save": saving and saving.folder,
+        "save-every": (saving and saving.every) or None,
+        "resume": resume,
+        "transport": ranks.transport if transport == "auto" else transport,
+        "weights": weights,
+    }
+    words = _command_words(options, serial=serial)
+    trial = run.trial(carrier.gpus(num_ranks), words, _execution(carrier, num_ranks, trainer) | {"serial": serial})
+    return Measured(trial, run.timeline if keep_timeline else None)
+
+
+@dataclass
+class _Run:
+    """A run as it goes: the steps that were done, what the ranks told, and how it ended."""
+
+    case: Case
+    trainer: str
+    serial: bool
+    on_step: "Callable[[StepRecord], None] | None"
+    done: "list[StepRecord]" = field(default_factory=list)
+    told: list[RankTelemetry] = field(default_factory=list)
+    status: Status = "ok"
+    message: str = ""
+    timeline: "Timeline | None" = None
+    last_actions: tuple[str, ...] = ()
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def train(self, ranks: "Ranks", **options: Any) -> None:
+        """`bench.execute.train.train`; what goes wrong on a rank is the status."""
+        from bench.execute.pool import RankError
+        from bench.execute.train import train
+
         try:
             result = train(
-                case,
-                steps=steps,
-                data=data,
-                weights=weights,
-                serial=serial,
-                transport=transport,
+                self.case,
                 pool=ranks,
-                on_step=keep,
-                timeline_step=None if case.system == "reference" else -1,
-                telemetry_hz=telemetry_hz,
-                on_telemetry=told.append,
-                trainer=trainer,
-                saving=saving,
-                resume=resume,
-                on_saved=on_saved,
-                timeout_s=timeout_s,
-                keep_routing=keep_routing,
+                serial=self.serial,
+                trainer=self.trainer,
+                on_step=self._keep,
+                on_telemetry=self.told.append,
+                timeline_step=None if self.case.system == "reference" else -1,
+                **options,
             )
-            timeline, last = result.timeline, result.last_actions
-            metrics["clock_error_s"] = result.clock_error_s
-            metrics["peak_memory_bytes"] = result.peak_memory_bytes or None
         except RankError as error:
-            status, message, last = status_of(error.cause), str(error), error.last_actions
-    broken = [r.step for r in done if not (math.isfinite(r.loss) and math.isfinite(r.grad_norm))]
-    if broken and status == "ok":
-        status, message = "diverged", f"loss or gradient norm is not finite from step {broken[0]} on"
-    if timeline is not None:
-        metrics |= _step_metrics(timeline, case, carrier.gpus(num_ranks))
+            self._end(status_of(error.cause), str(error))
+            self.last_actions = error.last_actions
+            return
+        self.timeline, self.last_actions = result.timeline, result.last_actions
+        self.metrics["clock_error_s"] = result.clock_error_s
+        self.metrics["peak_memory_bytes"] = result.peak_memory_bytes or None
+
+    def _keep(self, record: "StepRecord") -> None:
+        self.done.append(record)
+        if self.on_step is not None:
+            self.on_step(record)
+
+    def _end(self, status: Status, message: str) -> None:
+        """The first thing that is wrong is what the trial says."""
+        if self.status == "ok":
+            self.status, self.message = status, message
+
+    def judge(self, num_gpus: int) -> None:
+        """Whether the numbers are finite, and the timeline kept what the plan claims."""
+        broken = [r.step for r in self.done if not (math.isfinite(r.loss) and math.isfinite(r.grad_norm))]
+        if broken:
+            self._end("diverged", f"loss or gradient norm is not finite from step {broken[0]} on")
+        if self.timeline is None:
+            return
+        self.metrics |= _step_metrics(self.timeline, self.case, num_gpus)
         # On CPUs megatron-core goes through its streams in order: nothing there is to be hidden.
-        in_order = trainer == "native" and not carrier.gpus(num_ranks)
-        unkept = "" if serial or in_order else broken_claim(lower(plan_of(case), case.model), timeline)
-        if unkept and status == "ok":
-            status, message = "error", unkept
-    extra = ["--ranks", str(case.cluster.num_gpus), "--device", ranks.device, "--steps", str(steps), "--data", data]
-    if len(trainers_of(get_system(case.system))) > 1:
-        extra += ["--trainer", trainer]
-    if saving is not None:
-        extra += ["--save", str(saving.folder)]
-        extra += ["--save-every", str(saving.every)] if saving.every else []
-    if resume is not None:
-        extra += ["--resume", str(resume)]
-        metrics |= {"first_step": done[0].step} if done else {}
-    chosen = ranks.transport if transport == "auto" else transport
-    extra += ["--transport", chosen] if chosen != "auto" else []
-    extra += ["--serial"] if serial else []
-    extra += ["--weights", weights] if weights != "host" else []
-    settled, seen = _settled(case, done, told), None
-    if told:
-        window = (settled.first, settled.last) if settled is not None else (0, 0)
-        seen = summarise(told, *window, case.workload.global_batch_tokens)
-    if trainer == "native" and settled is not None:
-        metrics["mfu"] = _mfu(case, settled.step_time_s.median, carrier.gpus(num_ranks))
-    trial = Trial.make(
-        case=case,
-        source="measured",
-        status=status,
-        message=message,
-        traits=plan_of(case).traits,
-        last_actions=list(last),
-        metrics=metrics | _metrics(case, done, settled, carrier.gpus(num_ranks)) | (seen.metrics if seen else {}),
-        samples=_samples(case, done, settled, seen),
-        steady=settled.as_json() if settled is not None else {},
-        telemetry=seen.facts if seen else {},
-        telemetry_samples=seen.samples if seen else {},
-        command=command_for("run", case, tuple(extra)),
-        provenance=provenance.collect() | {"execution": _execution(carrier, num_ranks, trainer) | {"serial": serial}},
-    )
-    return Measured(trial, timeline if keep_timeline else None)
+        in_order = self.trainer == "native" and not num_gpus
+        if not self.serial and not in_order:
+            unkept = broken_claim(lower(plan_of(self.case), self.case.model), self.timeline)
+            if unkept:
+                self._end("error", unkept)
+
+    def trial(self, num_gpus: int, words: tuple[str, ...], execution: dict[str, object]) -> Trial:
+        """The record; `words` are the command's, beside those of the case."""
+        case, settled, seen = self.case, _settled(self.case, self.done, self.told), None
+        if self.told:
+            window = (settled.first, settled.last) if settled is not None else (0, 0)
+            seen = summarise(self.told, *window, case.workload.global_batch_tokens)
+        if self.trainer == "native" and settled is not None:
+            self.metrics["mfu"] = _mfu(case, settled.step_time_s.median, num_gpus)
+        return Trial.make(
+            case=case,
+            source="measured",
+            status=self.status,
+            message=self.message,
+            traits=plan_of(case).traits,
+            last_actions=list(self.last_actions),
+            metrics=self.metrics | _metrics(case, self.done, settled, num_gpus) | (seen.metrics if seen else {}),
+            samples=_samples(case, self.done, settled, seen),
+            steady=settled.as_json() if settled is not None else {},
+            telemetry=seen.facts if seen else {},
+            telemetry_samples=seen.samples if seen else {},
+            command=command_for("run", case, words),
+            provenance=provenance.collect() | {"execution": execution},
+        )
+
+
+USUAL = {"transport": "auto", "weights": "host"}
+"""Options of `moebench run` that a command leaves out, and their values then."""
+
+
+def _command_words(options: Mapping[str, object], *, serial: bool) -> tuple[str, ...]:
+    """Of the command that makes the trial again, those beside the case's; what is None or usual is left out."""
+    said = {name: value for name, value in options.items() if value is not None and value != USUAL.get(name)}
+    words = [word for name, value in said.items() for word in (f"--{name}", str(value))]
+    return (*words, "--serial") if serial else tuple(words)
 
 
 def _execution(carrier: "Carrier", num_ranks: int, trainer: str) -> dict[str, object]:
