@@ -50,13 +50,14 @@ reproduce-all: $(BASE) ## every simulated figure, and the table of claims
 
 # Trials and table of what the README states. Old trials go first: only one code's results are published.
 PUBLISHED := results/published
-publish: $(BASE) ## for maintainers: publish Figure 7 and what the claims rest on, and write the README's table
-	@rm -rf $(PUBLISHED)/fig7 $(PUBLISHED)/virtual-stages $(PUBLISHED)/datasheet
+publish: $(BASE) ## for maintainers: publish Figure 7, scaling and what the claims rest on, and write the README's table
+	@rm -rf $(PUBLISHED)/fig7 $(PUBLISHED)/virtual-stages $(PUBLISHED)/datasheet $(PUBLISHED)/scaling
 	@for name in fig7 virtual-stages; do \
 		$(BIN)/moebench figure $$name --results $(PUBLISHED)/$$name --out $(PUBLISHED)/$$name $(ARGS) || exit 1; \
 		$(BIN)/moebench figure $$name --assumptions datasheet --results $(PUBLISHED)/datasheet/$$name \
 			--out $(PUBLISHED)/datasheet/$$name $(ARGS) || exit 1; \
 	done
+	@$(BIN)/moebench figure scaling --results $(PUBLISHED)/scaling --out $(PUBLISHED)/scaling $(ARGS)
 	@$(BIN)/moebench claims --published --into README.md
 
 wheelhouse: ## collect wheels for hosts without a network, for PYTHON=3.12 say

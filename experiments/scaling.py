@@ -8,10 +8,10 @@ from bench.case import CaseSpec, Workload
 from bench.clusters import get_cluster
 from bench.evaluate import CostModel
 from bench.models import get_model
-from bench.results import frame
 from bench.trial import Trial
 from experiments import Evidence, Request, Table
 from experiments._sweep import sweep
+from experiments.fig7 import rate, said, table_of
 
 SUMMARY = "weak and strong scaling of ep and disagmoe, 4 models on 1 to 128 nodes of 8 H800 (simulated)"
 SYSTEMS = ("ep", "disagmoe")
@@ -53,7 +53,7 @@ def evidence(trials: list[Trial]) -> Evidence:
     """What the cells show together: a row for every cell and mode it belongs to."""
     import pandas as pd
 
-    data = frame(trials)
+    data = table_of(trials)
     weak = data["global_batch_tokens"] == WEAK_TOKENS_PER_GPU * data["num_gpus"]
     strong = data["global_batch_tokens"] == STRONG_BATCH_TOKENS
     parts = [data[chosen].assign(mode=mode) for mode, chosen in zip(MODES, (weak, strong), strict=True)]
@@ -72,8 +72,8 @@ def _table(trials: list[Trial], mode: str) -> Table:
         here = [by_spec.get(_spec(model, num_nodes, mode, system)) for system in SYSTEMS]
         if None in here:
             continue
-        rates = [t.metrics.get("tokens_per_s_per_gpu") if t is not None and t.status == "ok" else None for t in here]
-        words = [f"{rate:,.0f}" if rate else t.status for rate, t in zip(rates, here, strict=True) if t is not None]
+        rates = [rate(trial) for trial in here]
+        words = [f"{one:,.0f}" if one else said(t) for one, t in zip(rates, here, strict=True) if t is not None]
         speedup = f"{rates[1] / rates[0]:.2f}x" if rates[0] and rates[1] else None
         rows.append([model, num_nodes, *words, speedup])
     columns = ["model", "nodes", *(f"{system} tokens/s/GPU" for system in SYSTEMS), f"{SYSTEMS[1]} over {SYSTEMS[0]}"]

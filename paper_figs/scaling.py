@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 
 NEEDED = ("mode", "model", "system", "status", "source", "num_gpus", "global_batch_tokens")
 RATE = "tokens_per_s_per_gpu"
-_LEFT_IN, _RIGHT_IN, _GAP_IN, _HIGH_IN, _ABOVE_IN, _BELOW_IN = 0.55, 0.08, 0.3, 1.25, 0.42, 0.66
+WHOLE = "search_complete"
+MAX_LABELS = 5  # of an axis
+_LEFT_IN, _RIGHT_IN, _GAP_IN, _HIGH_IN, _ABOVE_IN, _BELOW_IN = 0.55, 0.08, 0.3, 1.25, 0.52, 0.66
 
 
 def draw(frame: "DataFrame") -> "Figure":
-    """One panel a model and mode: tokens/s/GPU (thousand) over GPUs; a cross at the bottom where nothing fits.
+    """One panel a model and mode: tokens/s/GPU (thousand) over GPUs; at the bottom a cross where nothing fits, a ring
+    where the search ended before it had found anything.
 
     Args:
-        frame: one row a cell and mode, columns NEEDED and RATE, which may be absent where no cell ran.
+        frame: one row a cell and mode, columns NEEDED and RATE, which may be absent where no cell ran; WHOLE says
+            whether a cell's search saw every layout.
     Raises BadInput where a column is absent or a panel would show simulated and measured numbers together.
     """
     absent = [name for name in NEEDED if name not in frame.columns]
@@ -42,10 +46,11 @@ def draw(frame: "DataFrame") -> "Figure":
     if not len(frame):
         raise BadInput("scaling rows", 0, "at least one cell")
     cells = frame.reindex(columns=[*NEEDED, RATE])
+    cells[WHOLE] = frame[WHOLE].astype(bool) if WHOLE in frame.columns else True
     models, modes = list(dict.fromkeys(cells["model"])), list(dict.fromkeys(cells["mode"]))
     width = min(WIDTH_IN, _LEFT_IN + 2.2 * len(models))
     wide = (width - _LEFT_IN - _RIGHT_IN + _GAP_IN) / len(models) - _GAP_IN
-    height = _BELOW_IN + len(modes) * (_HIGH_IN + _ABOVE_IN) + 0.2
+    height = _BELOW_IN + len(modes) * (_HIGH_IN + _ABOVE_IN) + 0.15
     with style():
         figure = new_figure(width, height)
         for row, mode in enumerate(modes):
@@ -56,7 +61,7 @@ def draw(frame: "DataFrame") -> "Figure":
                 if len(some):
                     _panel(ax, some)
                     stamp(ax, one_source(f"scaling panel {model} {mode}: source", some["source"]))
-                ax.set_title(f"{model}, {mode}", loc="left", pad=4, fontsize=BODY_PT)
+                ax.set_title(f"{model}\n{mode}", loc="left", pad=4, fontsize=BODY_PT)
                 if column == 0:
                     ax.set_ylabel("tokens/s/GPU (thousand)")
                 if row == len(modes) - 1:
@@ -78,15 +83,17 @@ def _panel(ax: "Axes", cells: "DataFrame") -> None:
         mark = marker(system, position)
         rates = (ran[RATE].astype(float) / 1e3).tolist()
         ax.plot(ran["num_gpus"].tolist(), rates, color=colours[system], marker=mark, markersize=3, label=system)
-        without = rows.loc[rows["status"] != "ok", "num_gpus"].tolist()
-        height = 0.03 + 0.05 * position  # of the panel: crosses of several systems do not hide each other
-        ax.plot(
-            without, [height] * len(without), "x", color=colours[system], markersize=3.5,
-            transform=ax.get_xaxis_transform(), clip_on=False,
-        )  # fmt: skip
+        height = 0.04 + 0.07 * position  # of the panel: marks of several systems do not hide each other
+        for whole, shape in ((True, "x"), (False, "o")):
+            without = rows.loc[(rows["status"] != "ok") & (rows[WHOLE] == whole), "num_gpus"].tolist()
+            ax.plot(
+                without, [height] * len(without), shape, color=colours[system], markersize=3.5, markerfacecolor="none",
+                transform=ax.get_xaxis_transform(), clip_on=False,
+            )  # fmt: skip
     ax.set_xscale("log", base=2)
     ax.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
-    ax.set_xticks(sizes, [str(size) for size in sizes])
+    every = -(-len(sizes) // MAX_LABELS)
+    ax.set_xticks(sizes, ["" if number % every else str(size) for number, size in enumerate(sizes)])
     ax.minorticks_off()
     top = float(cells.loc[cells["status"] == "ok", RATE].max()) / 1e3 if (cells["status"] == "ok").any() else 1.0
     ax.set_ylim(0, 1.1 * top)
@@ -102,4 +109,9 @@ def _caption(cells: "DataFrame") -> str:
         words.append(f"Weak: {each:,} tokens a GPU and step.")
     if len(strong):
         words.append(f"Strong: {int(strong['global_batch_tokens'].iloc[0]):,} tokens a step.")
-    return " ".join([*words, "A cross: no layout that was tried fits in memory."])
+    failed = cells[cells["status"] != "ok"]
+    if failed[WHOLE].any():
+        words.append("A cross: no layout fits in memory.")
+    if not failed[WHOLE].all():
+        words.append("A ring: the search ended before it found a layout that fits.")
+    return " ".join(words)

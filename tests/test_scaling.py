@@ -48,7 +48,7 @@ def test_cells_of_both_modes_stand_in_both() -> None:
     assert sorted(rows[rows["num_gpus"] == 128]["mode"]) == ["strong", "strong", "weak", "weak"]
     weak, strong = evidence.tables
     assert [row[:2] for row in weak.rows] == [row[:2] for row in strong.rows] == [["qwen3-30b", 4], ["qwen3-30b", 16]]
-    assert weak.rows[0][3] == "infeasible" and weak.rows[1][4] is not None
+    assert weak.rows[0][3] == "does not fit" and weak.rows[1][4] is not None
     assert evidence.failures == []
 
 
@@ -56,11 +56,19 @@ def test_the_figure_has_a_panel_for_each_model_and_mode() -> None:
     frame = scaling.evidence(trials()).data
     figure = draw(frame)
     titles = [ax.get_title(loc="left") for ax in figure.axes]
-    assert titles == ["qwen3-30b, weak", "qwen3-30b, strong"]
+    assert titles == ["qwen3-30b\nweak", "qwen3-30b\nstrong"]
     for ax in figure.axes:
         lines = {line.get_label(): list(line.get_xdata()) for line in ax.get_lines()}
         assert lines["ep"] == [32, 128] and lines["disagmoe"] == [128]
         assert ax.get_ylim()[1] > max(float(y) for line in ax.get_lines() for y in line.get_ydata())
+    # Marks of cells without a rate stand at the bottom, each as what it is.
+    assert [list(line.get_xdata()) for line in figure.axes[0].get_lines() if line.get_marker() == "x"][-1] == [32]
+    assert "A cross: no layout fits" in figure.texts[-1].get_text() and "ring" not in figure.texts[-1].get_text()
+    broken_off = draw(frame.assign(search_complete=frame["status"] == "ok"))
+    rings = [list(line.get_xdata()) for line in broken_off.axes[0].get_lines() if line.get_linestyle() == "None"]
+    assert rings.count([32]) == 1
+    said = broken_off.texts[-1].get_text()
+    assert "A ring: the search ended" in said and "cross" not in said
     with pytest.raises(BadInput, match="one source a panel"):
         draw(frame.assign(source=["measured"] + ["simulated"] * 7))
     with pytest.raises(BadInput, match="scaling columns"):

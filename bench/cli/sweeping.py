@@ -126,7 +126,7 @@ def _drawn(now: "Standing") -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{now.name}: {now.done} of {now.total}", title_justify="left")
+    table = Table()
     table.add_column("state")
     table.add_column("runs", justify="right")
     for state, number in sorted(now.counts.items()):
@@ -137,7 +137,8 @@ def _drawn(now: "Standing") -> Any:
     lines += ["cancelled; `moebench sweep` goes on with it"] if now.withdrawn else []
     lines += [f"about {now.eta_s / 60:.1f} minutes left"] if now.eta_s and not now.withdrawn else []
     bar = ProgressBar(total=max(1, now.total), completed=now.done, width=60)
-    return Group(table, bar, Text("\n".join(["", *lines])))  # a bar ends no line
+    head = Text(f"{now.name}: {now.done} of {now.total}")  # a table's own title is broken to its width
+    return Group(head, table, bar, Text("\n".join(["", *lines])))  # a bar ends no line
 
 
 def cancel(name: SweepName = None, results: options.Results = None, json: options.Json = False) -> None:
