@@ -52,7 +52,8 @@ class DisagMoE:
             for recompute, shared_on, copies, offload in product(RECOMPUTE, shared, worthwhile_copies(spec), held):
                 how = {"recompute": recompute, "copies": copies, "shared_on": shared_on, "offload": offload}
                 # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
-                for rounds, deferred in ((4, 0), (2, 2), (2, 0), (1, 0)):
+                # Weight gradients that are put off fill bubbles and hold their inputs: as many as memory lets.
+                for rounds, deferred in ((4, 8), (4, 0), (2, 4), (2, 0), (1, 0)):
                     order = {"round_length": rounds * p, "deferred_w": deferred * p}
                     yield Layout.make(**shape, **order, **how)
 
