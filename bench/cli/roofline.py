@@ -54,15 +54,19 @@ def roofline(
     """Show what limits attention and experts: FLOPs, bytes, intensity, ridge, and which side of it they are on."""
     from bench.cli.output import print_json, require_folder
     from bench.clusters import get_cluster
-    from bench.errors import unknown
+    from bench.errors import BadInput, unknown
     from bench.evaluate import CostModel
     from bench.models import get_model
     from systems.disagmoe.planner import roofline as planner
 
-    ways = _words(copies)
+    ways = [word.strip() for word in copies.split(",")]
     for way in ways:
         if way not in ("expert", "rank", "node"):
             raise unknown("copies", way, ("expert", "rank", "node"))
+    top_ks = _numbers("top-k", top_k) if top_k is not None else []
+    for field, given in (("copies", ways), ("top-k", top_ks)):
+        if len(set(given)) < len(given):
+            raise BadInput(field, ",".join(map(str, given)), "each once")
     costs = CostModel.named(assumptions, options.words_of(set_))
     place = get_cluster(cluster)
     if out is not None:
@@ -72,7 +76,7 @@ def roofline(
         place,
         _numbers("seq-len", seq_len),
         costs.values,
-        top_ks=_numbers("top-k", top_k) if top_k is not None else (),
+        top_ks=top_ks,
         copies=ways,
         expert_ranks=expert_ranks,
         dtype=dtype,
@@ -85,10 +89,6 @@ def roofline(
     _show(rows, f"roofline of {model} on {cluster} (simulated; assumptions: {costs.label})")
     if files:
         typer.echo(f"wrote {', '.join(str(path) for path in files)}")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _numbers(field: str, text: str) -> list[int]:
