@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from bench.cli import options
+from bench.cli.asking import Asked, asks
 from bench.cli.options import RUN_MICROBATCHES, PairsCommand
 from bench.errors import BadInput
 
@@ -27,31 +28,17 @@ def add_verbs(app: typer.Typer) -> None:
     app.command("tune", cls=PairsCommand, epilog=f"Example: {example}")(tune)
 
 
-def tune(
-    system: options.System_,
-    model: options.Model_,
-    cluster: options.Cluster_,
-    seq_len: options.SeqLen,
-    global_batch_tokens: options.Batch = None,
-    layout: options.Layout_ = None,
-    dtype: options.Dtype = "bf16",
-    routing: options.Routing_ = "balanced",
-    seed: options.Seed = 0,
-    assumptions: options.AssumptionSet = None,
-    set_: options.Setting = None,
-    budget: options.Budget = None,
-    json: options.Json = False,
-) -> None:
+@asks
+def tune(asked: Asked, budget: options.Budget = None, json: options.Json = False) -> None:
     """Search a system's layouts: winner, runner-up, and what was rejected and why. --layout fixes fields."""
     from bench.cli.output import print_facts, print_json, print_table, working
-    from bench.evaluate import CostModel, nothing_fits
+    from bench.evaluate import nothing_fits
     from bench.tune import tune as search
 
-    spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
-    costs = CostModel.named(assumptions, options.words_of(set_))
-    fixed = options.words_of(layout)
+    spec, costs = asked.spec(), asked.costs()
+    fixed = options.words_of(asked.layout)
     most = options.budget_of(budget)
-    with working(f"tuning {system}") as advance:
+    with working(f"tuning {spec.system}") as advance:
         found = search(
             spec,
             costs.values,
@@ -69,7 +56,7 @@ def tune(
         facts |= {"candidates": ", ".join(f"{number} {status}" for status, number in found.counts().items())}
         facts |= {"search": "complete" if found.complete else f"ended by its budget of {most} simulations"}
         facts |= {"assumptions": costs.label}
-        print_facts(f"simulated: {system} for {spec.model.name} on {spec.cluster.name}", facts)
+        print_facts(f"simulated: {spec.system} for {spec.model.name} on {spec.cluster.name}", facts)
         columns = ["layout", "status", "step s", "bound s", "memory GiB", "why"]
         print_table("candidates", columns, [_row(each) for each in _shown(found.candidates)])
         title = "memory against step time: of what was simulated, no layout is faster and needs less"

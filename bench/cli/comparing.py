@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
+from bench.cli.asking import Asked, asks
 from bench.cli.options import RUN_MICROBATCHES, PairsCommand
 
 if TYPE_CHECKING:
@@ -35,25 +36,18 @@ def _number(name: str, help_: str) -> Any:
     return typer.Option(name, metavar="NUMBER", parser=options.whole_number, help=help_)
 
 
+@asks
 def compare(
+    asked: Asked,
     system: Annotated[
         str,
         typer.Argument(
             metavar="FILE|SYSTEM", help="Schedule: a Python file, a plan's text (.txt), or a name.", show_default=False
         ),
     ],
-    model: options.Model_,
-    cluster: options.Cluster_,
-    seq_len: options.SeqLen,
     against: Annotated[
         str, typer.Option("--against", metavar="SYSTEM,...", help="Systems beside it; a name's beginning will do.")
     ] = DEFAULT_AGAINST,
-    global_batch_tokens: options.Batch = None,
-    dtype: options.Dtype = "bf16",
-    routing: options.Routing_ = "balanced",
-    seed: options.Seed = 0,
-    assumptions: options.AssumptionSet = None,
-    set_: options.Setting = None,
     layout: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,7 +76,6 @@ def compare(
     """
     from bench.cli.output import print_json, require_folder
     from bench.compare import resolve
-    from bench.evaluate import CostModel
     from bench.results import LOCAL, Store
 
     most = options.budget_of(budget)
@@ -90,15 +83,13 @@ def compare(
     kept = LOCAL if results is None else results
     require_folder("results", kept)
     require_folder("out", out)
-    costs = CostModel.named(assumptions, options.words_of(set_))
+    costs = asked.costs()
     names = list(dict.fromkeys([resolve(system), *map(resolve, filter(None, against.split(",")))]))
-    specs = [
-        options.spec_on(name, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed) for name in names
-    ]
+    specs = [asked.spec(name) for name in names]
     given = options.layout_of(names[0], layout)
     if given is not None:
         specs[0] = specs[0].with_layout(given)
-    cases = run_cases(names, run_model, ranks, device, run_seq_len, seed) if run else []
+    cases = run_cases(names, run_model, ranks, device, run_seq_len, asked.seed) if run else []
     entries, files = _simulated(specs, costs, most, out)
     store = Store(kept)
     written = [store.write(entry.trial) for entry in entries]
@@ -111,6 +102,12 @@ def compare(
     else:
         _show_runs(ran)
         typer.echo(f"wrote {', '.join(map(str, files))}; {len(written)} trials in {kept}")
+    if not _say_faults(entries, ran):
+        raise typer.Exit(1)
+
+
+def _say_faults(entries: "list[Compared]", ran: "list[Ran]") -> bool:
+    """What went wrong, on stderr; whether all of --run went well, and the first system fits."""
     for entry in entries:
         if entry.fault is not None:
             typer.echo(f"moebench: {entry.label}: {entry.fault}\n{getattr(entry.fault, 'grid', '')}".rstrip(), err=True)
@@ -118,8 +115,7 @@ def compare(
     for one in failed:
         reasons = [*one.report.problems[:3], *([one.trial.message] if one.trial.status != "ok" else [])]
         typer.echo(f"moebench: {one.label}: {'; '.join(reasons)}", err=True)
-    if failed or entries[0].best is None:
-        raise typer.Exit(1)
+    return not failed and entries[0].best is not None
 
 
 def run_cases(names: list[str], model: str, ranks: int, device: str, seq_len: int, seed: int) -> "list[Case]":
@@ -243,33 +239,17 @@ def _described(entries: "list[Compared]", ran: "list[Ran]", files: list[Path], k
     }
 
 
-def explain(
-    system: options.System_,
-    model: options.Model_,
-    cluster: options.Cluster_,
-    seq_len: options.SeqLen,
-    global_batch_tokens: options.Batch = None,
-    layout: options.Layout_ = None,
-    dtype: options.Dtype = "bf16",
-    routing: options.Routing_ = "balanced",
-    seed: options.Seed = 0,
-    assumptions: options.AssumptionSet = None,
-    set_: options.Setting = None,
-    json: options.Json = False,
-) -> None:
+@asks
+def explain(asked: Asked, json: options.Json = False) -> None:
     """Say what bounds a simulated step: its critical path, the busiest resource, the gap to the bound, what would help.
 
     Without a layout the system is tuned.
     """
     from bench.cli.output import print_json
-    from bench.cli.planning import best, fixed
-    from bench.evaluate import CostModel
     from bench.explain import explain as explain_step
 
-    spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
-    costs = CostModel.named(assumptions, options.words_of(set_))
-    given = options.layout_of(spec.system, layout)
-    found = fixed(spec.with_layout(given), costs) if given is not None else best(spec, costs)[0]
+    costs = asked.costs()
+    found, _ = asked.found(costs)
     explained = explain_step(found, costs.values)
     if json:
         print_json({**explained.described(), "assumptions": costs.label})

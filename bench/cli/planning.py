@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
+from bench.cli.asking import Asked, asks
 from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
@@ -167,36 +168,19 @@ def _first_length(seq_len: int | None, schedule: str | None) -> int:
     return int(words[0])
 
 
-def simulate(
-    system: options.System_,
-    model: options.Model_,
-    cluster: options.Cluster_,
-    seq_len: options.SeqLen,
-    global_batch_tokens: options.Batch = None,
-    layout: options.Layout_ = None,
-    dtype: options.Dtype = "bf16",
-    routing: options.Routing_ = "balanced",
-    seed: options.Seed = 0,
-    assumptions: options.AssumptionSet = None,
-    set_: options.Setting = None,
-    json: options.Json = False,
-) -> None:
+@asks
+def simulate(asked: Asked, json: options.Json = False) -> None:
     """Simulate one optimizer step of a system on a cluster. Without a layout it is tuned."""
     from bench.cli.output import print_json
-    from bench.evaluate import CostModel, predicted_trial, simulation_metrics
+    from bench.evaluate import predicted_trial, simulation_metrics
 
-    spec = options.spec_on(system, model, cluster, seq_len, global_batch_tokens, dtype, routing, seed)
-    costs = CostModel.named(assumptions, options.words_of(set_))
-    given = options.layout_of(spec.system, layout)
-    if given is None:
-        found, search = best(spec, costs)
-    else:
-        found, search = fixed(spec.with_layout(given), costs), {}
+    costs = asked.costs()
+    found, search = asked.found(costs)
     if json:
         print_json(
             {
                 "kind": "simulated",
-                "system": system,
+                "system": asked.system,
                 "layout": layout_fields(found.case),
                 "traits": list(found.program.plan.traits),
                 **simulation_metrics(found),

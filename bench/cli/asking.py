@@ -1,0 +1,76 @@
+"""What the verbs of a simulated step are all asked: one system on one cluster, in a layout or tuned."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from bench.cli import options
+
+if TYPE_CHECKING:
+    from bench.case import CaseSpec, Layout
+    from bench.evaluate import CostModel
+    from bench.predict import Prediction
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that those verbs share, see `asks`."""
+
+    system: options.System_
+    model: options.Model_
+    cluster: options.Cluster_
+    seq_len: options.SeqLen
+    global_batch_tokens: options.Batch = None
+    layout: options.Layout_ = None
+    dtype: options.Dtype = "bf16"
+    routing: options.Routing_ = "balanced"
+    seed: options.Seed = 0
+    assumptions: options.AssumptionSet = None
+    set_: options.Setting = None
+
+    def spec(self, system: str | None = None) -> "CaseSpec":
+        """The case without its layout, of another system where one is named. Raises BadInput."""
+        work = (self.seq_len, self.global_batch_tokens, self.dtype, self.routing, self.seed)
+        return options.spec_on(system or self.system, self.model, self.cluster, *work)
+
+    def costs(self) -> "CostModel":
+        """Raises BadInput."""
+        from bench.evaluate import CostModel
+
+        return CostModel.named(self.assumptions, options.words_of(self.set_))
+
+    def given(self) -> "Layout | None":
+        """The layout that was asked for. Raises BadInput."""
+        return options.layout_of(self.system, self.layout)
+
+    def found(self, costs: "CostModel") -> "tuple[Prediction, dict[str, Any]]":
+        """The step in the layout that was asked for, or in the best one, with what the search did.
+
+        Raises BadInput where it does not fit.
+        """
+        from bench.cli.planning import best, fixed
+
+        spec, given = self.spec(), self.given()
+        return best(spec, costs) if given is None else (fixed(spec.with_layout(given), costs), {})
+
+
+def asks(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb as a command whose options are the fields of its first parameter, an `Asked`, and then its own.
+
+    One that it has itself by the same name is said in its words.
+    """
+    _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+    shared = list(inspect.signature(Asked, eval_str=True).parameters.values())
+    by_name = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in [*shared, *own]}
+    names = [field.name for field in fields(Asked)]
+
+    @functools.wraps(verb)
+    def command(**values: Any) -> None:
+        rest = {each.name: values[each.name] for each in own}
+        verb(Asked(**{name: values[name] for name in names}), **rest)
+
+    command.__signature__ = inspect.Signature(list(by_name.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+    return command
