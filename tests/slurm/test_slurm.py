@@ -241,6 +241,15 @@ def test_bad_input_is_refused_before_anything_is_submitted(cluster: Cluster, tmp
     assert not (tmp_path / "r").exists()
 
 
+def test_a_dry_run_shows_the_script_and_submits_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    options = ("--partition", "short", "--time", "00:05:00", "--jobs", "3", "--dry-run")
+    said = Sweep(cluster, tmp_path / "r", *options, cases=6).run()
+    script = ("--partition=short", "--time=5", "--array=0-2%3", "--nodes=1", "--kill-on-bad-exit=1", "launch.job")
+    for words in ("ep tiny cpu2x2 16 seed 5", "00:05:00", "6 runs, at most 0.0 GPU-hours", *script):
+        assert words in said
+    assert not (tmp_path / "r").exists() and not cluster.command("squeue", "-h")
+
+
 def test_cancel_stops_sweep_and_jobs(cluster: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
     sweep.wait_for("case-start", 2)
