@@ -147,6 +147,8 @@ def allocate(
             break
         solution, last, kept = next_.x, objective, next_.fun + 1e-9
     candidate, nics = programme.read(solution)
+    if not all(nics):  # a solver that was stopped before it dealt any out
+        raise BadInput(TIME_LIMIT, time_limit_s, "more: no allocation was found in that time")
     chosen = Allocation(problem, candidate, nics, 1.0, 1.0, proven, time.monotonic() - began)
     rate = 1.0 / max(chosen.seconds.values())
     # Within the tolerance, a candidate with fewer GPUs may be a trifle slower than what was proven.
