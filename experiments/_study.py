@@ -1,4 +1,4 @@
-"""A study: systems along one axis, everything else held; the same search, with the same budget, for every cell."""
+"""A study: systems along one axis, everything else held; the search of Figure 7, with its budget, for every cell."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,6 +9,7 @@ from bench.evaluate import CostModel
 from bench.models import Model, get_model
 from bench.results import frame
 from bench.trial import Trial
+from bench.tune import DEFAULT_BUDGET
 from experiments import Evidence, Request, Table
 from experiments._sweep import Job, sweep_jobs
 from experiments.fig7 import BASELINE, OURS, OVERLAP, fastest, rate, said, speedup
@@ -16,7 +17,7 @@ from experiments.fig7 import BASELINE, OURS, OVERLAP, fastest, rate, said, speed
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-BUDGET, QUICK_BUDGET = 12, 2
+QUICK_BUDGET = 2
 COMPARED = (BASELINE, "megatron-overlap", "dualpipe-v", OURS)
 """Enough to see `ep`, the overlap systems that are usually fastest, and `disagmoe`."""
 
@@ -56,7 +57,7 @@ def trials_of(request: Request, cells: Sequence[Cell]) -> list[Trial]:
     """A trial for every cell."""
     model = CostModel.named(request.assumptions)
     jobs = [Job(cell.spec, model, cell.fixed) for cell in cells]
-    budget = QUICK_BUDGET if request.quick else BUDGET
+    budget = QUICK_BUDGET if request.quick else DEFAULT_BUDGET
     return sweep_jobs(jobs, request.store(), request.progress, budget=budget)
 
 

@@ -156,4 +156,4 @@ def _caption(cells: "DataFrame") -> str:
         values = list(dict.fromkeys(cells[column]))
         if len(values) == 1:
             parts.append(f"{name}: {values[0]}" if column == "cluster" else f"{name}: {int(values[0]):,}")
-    return "; ".join(parts) + ". A cross: no layout that was tried fits in memory."
+    return "; ".join(parts) + ". A cross: no layout that was tried fits in memory, or none is possible."
