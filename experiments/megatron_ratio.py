@@ -108,7 +108,7 @@ def evidence(trials: Iterable[Trial]) -> Evidence:
     ratio = rows.loc[rows["system"] == "ep", "over_megatron"].max() if len(rows) else float("nan")
     if on_gpus and not ratio <= MOST:
         failures.append(f"ep takes {ratio:.2f} of megatron-core's step, aim {MOST}")
-    return Evidence({"frame": rows}, rows, [_shown(rows)] if len(rows) else [], failures)
+    return Evidence({"frame": rows}, rows, [shown(rows)] if len(rows) else [], failures)
 
 
 def table(trials: Iterable[Trial]) -> "DataFrame":
@@ -156,7 +156,8 @@ def _row(rounds: list[Trial]) -> dict[str, Any]:
     }
 
 
-def _shown(rows: "DataFrame") -> Table:
+def shown(rows: "DataFrame") -> Table:
+    """Rows as of `table`, for people."""
     columns = ("model", "system", "trainer", "GPUs", "layout", "step ms", "rounds", "tokens/s/GPU", "MFU", "peak GiB")
     lines = []
     for row in rows.to_dict("records"):

@@ -1,7 +1,8 @@
 """Writes the generated tables of docs/architecture.md, docs/gpus.md and docs/planner.md: `python tools/doc_tables.py`.
 
 A test checks that they are as made. A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. Those of
-docs/gpus.md are of what is published: `moebench figure h200x2 --out results/published/h200x2` writes it again.
+docs/gpus.md are of what is published: `moebench figure h200x2 --out results/published/h200x2` writes it again, and
+so does `megatron-ratio` with a folder of its own.
 """
 
 import re
@@ -23,6 +24,8 @@ from bench.models import get_model  # noqa: E402
 from bench.placement import Group, Placement  # noqa: E402
 from bench.system import System, systems, trainers_of  # noqa: E402
 from experiments._beside import tables as tables_of_runs  # noqa: E402
+from experiments.megatron_ratio import FOLDER as MEGATRON_RATIO  # noqa: E402
+from experiments.megatron_ratio import shown  # noqa: E402
 from systems.disagmoe.planner.roofline import SIDES, roofline  # noqa: E402
 
 
@@ -37,7 +40,7 @@ def tables_of_gpus() -> dict[str, str]:
         table(tuple(one.columns), [tuple(map(_cell, row)) for row in one.rows]) for one in tables_of_runs(rows)
     )
     found = {"speed": speed, "beside": beside, "operations": operations_table()}
-    return found | {"ratios": _spread(rows), "kernels": kernels_table()}
+    return found | {"ratios": _spread(rows), "kernels": kernels_table(), "megatron": megatron_table()}
 
 
 def tables_of_planner() -> dict[str, str]:
@@ -84,6 +87,12 @@ def operations_table() -> str:
     return table(("system", "rank", "operations", "ms in a step", "simulated ms", "simulated over measured"), lines)
 
 
+def megatron_table() -> str:
+    """Of `ep` from our plan and of megatron-core itself."""
+    found = shown(pd.read_csv(MEGATRON_RATIO / "megatron-ratio.csv"))
+    return table(tuple(found.columns), [tuple(map(str, row)) for row in found.rows])
+
+
 KERNELS = {
     "matrix products": "nvjet|GemmUniversal|xmma_gemm",
     "attention (torch's flash attention)": "flash",
@@ -121,14 +130,24 @@ def _spread(rows: "pd.DataFrame") -> str:
         ("predicted_over_measured_memory", "simulated over measured peak memory"),
     ):
         values = rows[column]
-        lines.append((words, *(f"{value:.2f}" for value in (values.min(), values.median(), values.max()))))
+        lines.append((words, *_range(values, "{:.2f}")))
+    twice = rows[rows["rounds"] > 1]
+    lines.append(
+        ("slower over faster of two rounds", *_range(twice["step_time_high_s"] / twice["step_time_low_s"], "{:.2f}"))
+    )
     ours = rows[(rows["system"] == "disagmoe") & ~rows["serial"]]
     for transport, some in ours.groupby("transport", sort=False):
         for column, words in (("hidden_share", "hidden share"), ("fraction_of_bound", "share of the bound")):
-            values = some[column]
-            percents = (f"{value:.0%}" for value in (values.min(), values.median(), values.max()))
-            lines.append((f"`disagmoe` over `{transport}`: {words}", *percents))
+            lines.append((f"`disagmoe` over `{transport}`: {words}", *_range(some[column], "{:.0%}")))
+    serial = rows[(rows["system"] == "disagmoe") & rows["serial"]]
+    lines.append(("`disagmoe`, serial: ms of transfers", *_range(serial["send_s"] * 1e3, "{:.0f}")))
+    points = serial["step_time_s"] / serial["send_s"]
+    lines.append(("points of the hidden share that one percent of the step is", *_range(points, "{:.0f}")))
     return table(("over all rows", "least", "median", "most"), lines)
+
+
+def _range(values: "pd.Series[float]", form: str) -> tuple[str, ...]:
+    return tuple(form.format(value) for value in (values.min(), values.median(), values.max()))
 
 
 def _cell(value: object) -> str:
