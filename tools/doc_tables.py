@@ -11,6 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+DEPTH = (
+    *("replicas=1", "attention_ranks=16", "expert_ranks=8", "groups=5", "round_length=40", "cp=4", "head_group=4"),
+    *("copies=node", "recompute=redispatch", "offload=state"),
+)
 PUBLISHED = ROOT / "results" / "published" / "h200x2"
 sys.path.insert(0, str(ROOT))
 
@@ -18,11 +22,15 @@ import pandas as pd  # noqa: E402
 
 from bench.action import TRANSFERS, Kind, Pass  # noqa: E402
 from bench.assumptions import get_assumptions  # noqa: E402
+from bench.case import Layout  # noqa: E402
 from bench.clusters import get_cluster  # noqa: E402
 from bench.edges import edges, ends  # noqa: E402
+from bench.evaluate import CostModel  # noqa: E402
 from bench.models import get_model  # noqa: E402
 from bench.placement import Group, Placement  # noqa: E402
+from bench.predict import predict  # noqa: E402
 from bench.system import System, systems, trainers_of  # noqa: E402
+from experiments import fig7  # noqa: E402
 from experiments._beside import tables as tables_of_runs  # noqa: E402
 from experiments.megatron_ratio import FOLDER as MEGATRON_RATIO  # noqa: E402
 from experiments.megatron_ratio import shown  # noqa: E402
@@ -44,7 +52,7 @@ def tables_of_gpus() -> dict[str, str]:
 
 
 def tables_of_planner() -> dict[str, str]:
-    return {"roofline": roofline_table()}
+    return {"roofline": roofline_table(), "depth": depth_table()}
 
 
 PAGES: dict[Path, Callable[[], dict[str, str]]] = {
@@ -69,6 +77,18 @@ def roofline_table() -> str:
         numbers = (each.intensity, each.ridge)
         lines.append((each.side, each.copies, str(each.seq_len), *(f"{n:,.0f}" for n in numbers), each.bound_by))
     return table(("side", "a copy per", "tokens", "FLOPs a byte", "ridge", "bound by"), lines)
+
+
+def depth_table() -> str:
+    """The refined plan of one cell of Figure 7 with as many expert groups as attention groups, fewer, and more."""
+    spec = fig7.spec_of("qwen3-235b", 32768, fig7.OURS)
+    lines = []
+    for depth in (None, 4, 6):
+        layout = Layout.from_pairs([*DEPTH, f"expert_groups={depth or 'none'}"])
+        found = predict(spec.with_layout(layout), CostModel.named().values)
+        used = found.program.plan.placement.size
+        lines.append((f"{layout.groups}:{depth or layout.groups}", str(used), f"{found.step_time_s:.2f}"))
+    return table(("attention : expert groups", "GPUs used", "step s"), lines)
 
 
 def operations_table() -> str:

@@ -3,7 +3,7 @@
 Between phases weights and optimizer state can move to another placement; in a mixture the placement stays. What pays is
 decided between two searches of equal care: the phase's plan is that of `systems.disagmoe.planner.search`, and every
 other phase's placement is refined for it in all that can change without moving anything (rounds, recomputation,
-copies, micro-batch).
+copies, micro-batch, ranks that share a sequence's tokens, state on the GPU or its host).
 """
 
 import math
@@ -25,8 +25,8 @@ from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Try, refine
 from systems.disagmoe.planner.schedule import FIELD, Schedule
 from systems.disagmoe.planner.search import Progress, search
 
-WORKS = ("mbs", "round_length", "deferred_w", "recompute", "copies", "lookahead")
-"""Fields of a layout that say how GPUs work; the others say what they hold."""
+WORKS = ("mbs", "round_length", "deferred_w", "recompute", "copies", "lookahead", "cp", "offload")
+"""Fields of a layout that say how GPUs work; the others say what they hold. State may go to the GPU's own host."""
 
 
 class _Own(NamedTuple):
@@ -168,7 +168,7 @@ class _Ways:
         old, new = self.tries[max(0, number - 1)][before], self.tries[number][after]
         if self.schedule.mixed:
             old = self.tries[number][before]
-        if before == after:
+        if before == after and (old is None or new is None or old.layout.offload == new.layout.offload):
             return STAYS
         if old is None or new is None:
             return Move(math.inf, math.inf)
