@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.cli import options
 
 if TYPE_CHECKING:
-    from bench.case import CaseSpec, Layout
+    from bench.case import Case, CaseSpec, Layout
     from bench.evaluate import CostModel
     from bench.predict import Prediction
 
@@ -50,10 +50,32 @@ class Asked:
 
         Raises BadInput where it does not fit.
         """
-        from bench.cli.planning import best, fixed
-
         spec, given = self.spec(), self.given()
         return best(spec, costs) if given is None else (fixed(spec.with_layout(given), costs), {})
+
+
+def fixed(case: "Case", costs: "CostModel") -> "Prediction":
+    """A given layout's prediction. Raises BadInput where it does not fit, with what fills the memory."""
+    from bench.cli.output import working
+    from bench.predict import predict
+
+    with working(f"simulating {case.system}"):
+        found = predict(case, costs.values)
+    found.require_fits()
+    return found
+
+
+def best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, Any]]":
+    """The tuned layout's prediction. Raises BadInput where nothing fits, with the missing GiB and what takes them."""
+    from bench.cli.output import working
+    from bench.evaluate import nothing_fits, tuned_trial
+    from bench.tune import DEFAULT_BUDGET, tune
+
+    with working(f"tuning {spec.system}") as advance:
+        found = tune(spec, costs.values, progress=lambda done, left: advance(done, done + left, "layouts"))
+    if found.best is None:
+        raise nothing_fits(found, costs)
+    return found.best, tuned_trial(found, costs, (), DEFAULT_BUDGET).search
 
 
 def asks(verb: Callable[..., None]) -> Callable[..., None]:

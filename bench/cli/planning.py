@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
-from bench.cli.asking import Asked, asks
+from bench.cli.asking import Asked, asks, best
 from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
-    from bench.case import Case, CaseSpec
+    from bench.case import Case
     from bench.evaluate import CostModel
     from bench.plan import Plan
     from bench.predict import Prediction
@@ -192,30 +192,6 @@ def simulate(asked: Asked, json: options.Json = False) -> None:
         )
     else:
         _show_simulation(found, costs, search)
-
-
-def fixed(case: "Case", costs: "CostModel") -> "Prediction":
-    """A given layout's prediction. Raises BadInput where it does not fit, with what fills the memory."""
-    from bench.cli.output import working
-    from bench.predict import predict
-
-    with working(f"simulating {case.system}"):
-        found = predict(case, costs.values)
-    found.require_fits()
-    return found
-
-
-def best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, Any]]":
-    """The tuned layout's prediction. Raises BadInput where nothing fits, with the missing GiB and what takes them."""
-    from bench.cli.output import working
-    from bench.evaluate import nothing_fits, tuned_trial
-    from bench.tune import DEFAULT_BUDGET, tune
-
-    with working(f"tuning {spec.system}") as advance:
-        found = tune(spec, costs.values, progress=lambda done, left: advance(done, done + left, "layouts"))
-    if found.best is None:
-        raise nothing_fits(found, costs)
-    return found.best, tuned_trial(found, costs, (), DEFAULT_BUDGET).search
 
 
 def _show_simulation(found: "Prediction", costs: "CostModel", search: dict[str, Any]) -> None:

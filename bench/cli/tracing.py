@@ -1,5 +1,6 @@
 """`moebench trace`: one step, simulated or executed, as Chrome/Perfetto JSON and as a drawn timeline."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,10 +8,11 @@ import typer
 from typer.core import TyperGroup
 
 from bench.cli import options, trace_analyze
+from bench.cli.asking import Asked, asks
 from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
-    from bench.case import Case, CaseSpec
+    from bench.case import Case
     from bench.placement import Placement
     from bench.timeline import Timeline
 
@@ -39,9 +41,9 @@ def add_verbs(app: typer.Typer) -> None:
     app.add_typer(group, name="trace")
 
 
+@asks
 def trace(
-    system: options.System_,
-    model: options.Model_,
+    asked: Asked,
     out: Annotated[
         Path,
         typer.Option(
@@ -58,8 +60,6 @@ def trace(
         ),
     ] = None,
     seq_len: options.SeqLen = 64,
-    global_batch_tokens: options.Batch = None,
-    layout: options.Layout_ = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -72,9 +72,6 @@ def trace(
             "--routing", metavar="ROUTING", help="Default: balanced simulated, learned executed.", show_default=False
         ),
     ] = None,
-    seed: options.Seed = 0,
-    assumptions: options.AssumptionSet = None,
-    set_: options.Setting = None,
     executed: Annotated[
         bool, typer.Option("--executed", help="Trace a step that is run on this machine, after warming up.")
     ] = False,
@@ -91,39 +88,24 @@ def trace(
         raise BadInput("out", str(out), "a name that ends in .json or .json.gz")
     require_folder("out", out.parent)
     if executed:
-        case = options.run_case(
-            system,
-            model,
-            ranks,
-            device,
-            seq_len,
-            global_batch_tokens,
-            dtype or "fp32",
-            routing or "learned",
-            seed,
-            layout,
-            cluster,
-        )
-        timeline, placement = _executed(case, device, trainer)
+        asked = replace(asked, dtype=dtype or "fp32", routing=routing or "learned")
+        case, timeline, placement = _executed(asked, ranks, device, trainer)
     else:
         if trainer is not None:
             raise BadInput("trainer", trainer, "none without --executed: what is simulated is the plan")
         if cluster is None:
             raise BadInput("cluster", None, "a cluster to simulate, or --executed")
-        case, timeline, placement = _simulated(
-            options.spec_on(
-                system, model, cluster, seq_len, global_batch_tokens, dtype or "bf16", routing or "balanced", seed
-            ),
-            layout,
-            assumptions,
-            set_,
-        )
+        asked = replace(asked, dtype=dtype or "bf16", routing=routing or "balanced")
+        found, _ = asked.found(asked.costs())
+        case, timeline, placement = found.case, found.timeline, found.program.plan.placement
     files = write(case, timeline, placement, out)
     if json:
-        facts = {"kind": timeline.source, "system": system, "case_id": case.id, "step_time_s": timeline.step_time_s}
         print_json(
             {
-                **facts,
+                "kind": timeline.source,
+                "system": asked.system,
+                "case_id": case.id,
+                "step_time_s": timeline.step_time_s,
                 "num_operations": len(timeline),
                 "clock_error_s": timeline.clock_error_s,
                 "files": [str(f) for f in files],
@@ -135,26 +117,18 @@ def trace(
         )
 
 
-def _simulated(
-    spec: "CaseSpec", layout: list[str] | None, assumptions: str | None, overrides: list[str] | None
-) -> "tuple[Case, Timeline, Placement]":
-    from bench.cli.planning import best, fixed
-    from bench.evaluate import CostModel
-
-    costs = CostModel.named(assumptions, options.words_of(overrides))
-    given = options.layout_of(spec.system, layout)
-    found = fixed(spec.with_layout(given), costs) if given is not None else best(spec, costs)[0]
-    return found.case, found.timeline, found.program.plan.placement
-
-
-def _executed(case: "Case", device: str, trainer: str | None) -> "tuple[Timeline, Placement]":
+def _executed(asked: Asked, ranks: int, device: str, trainer: str | None) -> "tuple[Case, Timeline, Placement]":
     from bench.cli.training import require_torch
     from bench.system import plan_of
 
+    case = options.run_case(
+        *(asked.system, asked.model, ranks, device, asked.seq_len, asked.global_batch_tokens),
+        *(asked.dtype, asked.routing, asked.seed, asked.layout, asked.cluster),
+    )
     require_torch()
     from bench.execute.train import executed_timeline
 
-    return executed_timeline(case, device=options.device_of(device), trainer=trainer), plan_of(case).placement
+    return case, executed_timeline(case, device=options.device_of(device), trainer=trainer), plan_of(case).placement
 
 
 def write(case: "Case", timeline: "Timeline", placement: "Placement", out: Path) -> list[Path]:
