@@ -31,7 +31,7 @@ def test_a_dry_run_says_what_every_run_asks_for_and_writes_nothing(tmp_path: Pat
     options = (*RUN, "2", "--repeats", "2", "--time", "00:05:00", "--dry-run", "--json")
     out, err = launch(tmp_path / "r", *options, cases=1, TINY_RANKS="2").communicate(timeout=200)
     found = json.loads(out)
-    assert [run["run"] for run in found["runs"]] == ["ep tiny cpu2x2 16", "ep tiny cpu2x2 16 #2"], err
+    assert [run["run"] for run in found["runs"]] == ["ep tiny cpu2x2 8x16", "ep tiny cpu2x2 8x16 #2"], err
     for run in found["runs"]:
         assert (run["nodes"], run["ranks"], run["time_limit_s"], run["gpu_hours"]) == (1, 2, 300, 0)
         assert run["memory_bytes"] > 0

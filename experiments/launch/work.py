@@ -58,10 +58,11 @@ class Task:
 
     @property
     def label(self) -> str:
-        spec = self.spec
+        """System, model, cluster, sequences of a step by tokens of a sequence; seed and repeat but for the first."""
+        spec, work = self.spec, self.spec.workload
         repeat = f" #{self.repeat + 1}" if self.repeat else ""
         seed = f" seed {spec.workload.seed}" if spec.workload.seed else ""
-        return f"{spec.system} {spec.model.name} {spec.cluster.name} {spec.workload.seq_len}{seed}{repeat}"
+        return f"{spec.system} {spec.model.name} {spec.cluster.name} {work.num_sequences}x{work.seq_len}{seed}{repeat}"
 
     def to_text(self) -> str:
         """One line of JSON; `parse` is its inverse."""

@@ -245,7 +245,7 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(cluster: Cluster, tmp_pa
     options = ("--partition", "short", "--time", "00:05:00", "--jobs", "3", "--dry-run")
     said = Sweep(cluster, tmp_path / "r", *options, cases=6).run()
     script = ("--partition=short", "--time=5", "--array=0-2%3", "--nodes=1", "--kill-on-bad-exit=1", "launch.job")
-    for words in ("ep tiny cpu2x2 16 seed 5", "00:05:00", "6 runs, at most 0.0 GPU-hours", *script):
+    for words in ("ep tiny cpu2x2 4x16 seed 5", "00:05:00", "6 runs, at most 0.0 GPU-hours", *script):
         assert words in said
     assert not (tmp_path / "r").exists() and not cluster.command("squeue", "-h")
 
