@@ -110,6 +110,21 @@ def test_an_update_follows_torchs_adamw(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_warm_up_of_the_update_changes_nothing(device, dtype):
+    torch.manual_seed(0)
+    params = [torch.randn(shape, device=device).to(dtype) for shape in [(40, 33), (7,)]]
+    optimizer = AdamW(params, lr=0.1)
+    for _ in range(2):
+        for param in params:
+            param.main_grad = torch.randn(param.shape, device=device)
+        before = [value.clone() for value in (*params, *optimizer.state, *optimizer.main)]
+        optimizer.warm_up()
+        after = [*params, *optimizer.state, *optimizer.main]
+        assert all(torch.equal(one, other) for one, other in zip(after, before, strict=True))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 2, 16), (3, 1, 12), (2, 2, 48)])
 def test_heads_are_split_normalised_and_turned(device, dtype, normed, heads, groups, dim):

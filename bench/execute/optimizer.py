@@ -76,12 +76,31 @@ class AdamW:
         else:
             self._step_by_operators(clip_scale)
 
+    @torch.no_grad()
+    def warm_up(self) -> None:
+        """Compiles and loads an update's kernels and changes nothing; in a step, loading would wait for other ranks."""
+        fused = kernels("adamw", self.params[0]) if self.params and self._host is None else None
+        if fused is not None:
+            scale = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
+            self._update_fused(fused, scale, betas=(1.0, 1.0), decay=1.0, rate=0.0, root=1.0)
+
     def _step_fused(self, fused: ModuleType, clip_scale: float | Tensor) -> None:
         if not isinstance(clip_scale, Tensor):
             clip_scale = torch.full((), clip_scale, device=self.params[0].device)
-        scale = clip_scale.to(torch.float32)
-        state = zip(self.params, self.main, self.first_moments, self.second_moments, strict=True)
         beta1, beta2 = self.betas
+        self._update_fused(
+            fused,
+            clip_scale.to(torch.float32),
+            betas=self.betas,
+            decay=1 - self.lr * self.weight_decay,
+            rate=self.lr / (1 - beta1**self.num_steps),
+            root=math.sqrt(1 - beta2**self.num_steps),
+        )
+
+    def _update_fused(
+        self, fused: ModuleType, scale: Tensor, *, betas: tuple[float, float], decay: float, rate: float, root: float
+    ) -> None:
+        state = zip(self.params, self.main, self.first_moments, self.second_moments, strict=True)
         for param, main, first, second in state:
             fused.update(
                 param.detach(),
@@ -90,11 +109,11 @@ class AdamW:
                 first,
                 second,
                 scale,
-                betas=self.betas,
+                betas=betas,
                 eps=self.eps,
-                decay=1 - self.lr * self.weight_decay if main.dim() > 1 else 1.0,
-                rate=self.lr / (1 - beta1**self.num_steps),
-                root=math.sqrt(1 - beta2**self.num_steps),
+                decay=decay if main.dim() > 1 else 1.0,
+                rate=rate,
+                root=root,
             )
 
     def _step_by_operators(self, clip_scale: float | Tensor) -> None:

@@ -219,6 +219,7 @@ class GradientSync:
             flat.sum_gradients()
             flat.gather_weights()
         all_reduce(self.norm)
+        self.optimizer.warm_up()
         torch.cuda.synchronize(self.device)
 
     @property
