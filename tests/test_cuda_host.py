@@ -52,13 +52,10 @@ def test_more_ranks_than_gpus_go_through_host_memory_by_themselves() -> None:
     assert facts.items() >= {"transport": "host", "ranks": num_ranks, "gpus": num_ranks - 1}.items()
 
 
-def test_no_memory_left_on_a_gpu_is_a_record_and_the_ranks_go_on() -> None:
+def test_no_memory_left_on_a_gpu_is_a_record() -> None:
     """Logits of two million words for 65,536 tokens are 256 GiB."""
     model = get_model("tiny").model_copy(update={"vocab_size": 1 << 21})
     too_large = make_case("ep", model, seq_len=4096, microbatches=1, mbs=16)
-    with RankPool(1, "cuda", timeout_s=120) as pool:
-        trial = measure(too_large, steps=1, pool=pool, data="synthetic", weights="device").trial
-        assert trial.status == "oom", trial.message
-        assert "memory" in trial.message
-        assert any("head" in action for action in trial.last_actions)
-        assert measure(make_case("ep", microbatches=2), steps=1, pool=pool).trial.status == "ok"
+    trial = measure(too_large, steps=1, device="cuda", data="synthetic", weights="device").trial
+    assert trial.status == "oom", trial.message
+    assert "memory" in trial.message
