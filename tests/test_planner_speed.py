@@ -8,10 +8,11 @@ from bench.case import CaseSpec, Workload
 from bench.clusters import get_cluster
 from bench.models import get_model
 from systems.disagmoe.planner.allocation import allocate
-from systems.disagmoe.planner.problem import problem
+from systems.disagmoe.planner.problem import Choices, problem
 
 ASSUMED = get_assumptions("datasheet")
 NUM_GPUS = 2048
+FEW = Choices(groups=(4,), recompute=("redispatch",), copies=("node",))
 WORK = {"qwen3-235b": (4096, 4096), "gpt-oss-120b": (8192, 7680), "deepseek-v3": (32768, 2048)}
 """Tokens of a sequence, and sequences, by model: few divisors, many, and sequences long enough to be shared."""
 
@@ -25,7 +26,7 @@ def spec_of(model: str, num_gpus: int) -> CaseSpec:
 
 @pytest.mark.parametrize("model", sorted(WORK))
 def test_seconds_to_solve(benchmark: BenchmarkFixture, model: str) -> None:
-    programme = problem(spec_of(model, NUM_GPUS if benchmark.enabled else 256), ASSUMED)
+    programme = problem(spec_of(model, NUM_GPUS), ASSUMED, None if benchmark.enabled else FEW)
     found = benchmark.pedantic(allocate, args=(programme,), rounds=5 if benchmark.enabled else 1)
     assert found.proven
     if benchmark.stats is not None:
@@ -35,8 +36,8 @@ def test_seconds_to_solve(benchmark: BenchmarkFixture, model: str) -> None:
 
 def test_seconds_to_list_candidates(benchmark: BenchmarkFixture) -> None:
     """With nothing remembered of the costs of a token."""
-    num_gpus = NUM_GPUS if benchmark.enabled else 256
-    found = benchmark.pedantic(problem, args=(spec_of("qwen3-235b", num_gpus), ASSUMED), rounds=1)
+    choices = None if benchmark.enabled else FEW
+    found = benchmark.pedantic(problem, args=(spec_of("qwen3-235b", NUM_GPUS), ASSUMED, choices), rounds=1)
     assert len(found)
     if benchmark.stats is not None:
         benchmark.extra_info["candidates_per_s"] = len(found) / benchmark.stats.stats.median
