@@ -139,8 +139,8 @@ class _Walk:
         near = ((layout, change) for layout, change in neighbours(self.spec, here) if self.within(layout))
         found = [(layout, change) for layout, change in near if layout not in self.seen]
         open_ = [(self.screen(layout), change) for layout, change in found]
-        # What failed from an earlier layout is likely to fail from here: it comes last.
-        open_.sort(key=lambda pair: (pair[1] in self.failed, pair[0].bound_s or 0.0))
+        # Order first: a split is left when it is as fast as it gets. What failed from an earlier layout comes last.
+        open_.sort(key=lambda p: (p[1] in self.failed, not _same_work(p[0].layout, here), p[0].bound_s or 0.0))
         return [(screened.layout, change) for screened, change in open_]
 
     def screen(self, layout: Layout) -> Try:
@@ -201,6 +201,12 @@ class _Walk:
     def _note(self, found: Try) -> None:
         self.seen.add(found.layout)
         self.tried.append(found)
+
+
+def _same_work(one: Layout, other: Layout) -> bool:
+    """Whether two layouts differ in the order of work alone."""
+    order = ("round_length", "deferred_w", "lookahead")
+    return all(getattr(one, name) == getattr(other, name) for name in Layout.model_fields if name not in order)
 
 
 def _tried(layout: Layout, change: str, bound_s: float | None, found: StepTime) -> Try:
