@@ -115,7 +115,7 @@ def _is_rank(process: psutil.Process, rank: int) -> bool:
 
 
 def test_a_preempted_run_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(3), cases=1).begin()
+    sweep = Sweep(cluster, tmp_path / "r", *lasting(10), cases=1).begin()
     sweep.wait_for("case-start")
     with cluster.paused():
         cluster.command("sbatch", "-p", "high", "-N", "4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 5")
