@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from cases import make_case
 from test_cli import call, call_json
@@ -71,6 +72,19 @@ def test_megatron_core_equals_the_reference_in_bf16(pool: RankPool) -> None:
 def test_the_plan_of_megatron_equals_the_reference(pool: RankPool) -> None:
     report = check(Trial("megatron", megatron(ep=2, pp=2)), pool, trainer="plan")
     assert report.trainer == "plan"
+
+
+def test_nothing_of_megatron_core_stays_in_a_rank(pool: RankPool) -> None:
+    trial = Trial("megatron", megatron(ep=2, pp=2))
+    check(trial, pool, trainer="plan")  # opens the groups that stay
+    before = num_threads(pool)
+    check(trial, pool)
+    # A process group has threads, and is kept by a trainer that is. Fewer are left where the plan's go with it.
+    assert all(one <= other for one, other in zip(num_threads(pool), before, strict=True))
+
+
+def num_threads(pool: RankPool) -> list[int]:
+    return [psutil.Process(pid).num_threads() for pid in pool.pids]
 
 
 def turns_on_rank(job: Job) -> tuple[int, list[tuple[str, int, int]]]:

@@ -7,6 +7,7 @@ groups of ranks of the default process group. `become_rank` makes a rank of a pr
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -61,6 +62,15 @@ def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
     return _rank.groups[key] if dist.get_rank() in key else None
 
 
+def when_over(leave: Callable[[], None]) -> None:
+    """Inside a function that a pool runs: has ``leave`` called when the function has returned.
+
+    What a function leaves behind stays in the process, where threads of process groups go on waking. A launched rank
+    ends after its one function, and calls nothing.
+    """
+    _rank.leaving.append(leave)
+
+
 def become_rank(
     number: int, device: str, carrier: Carrier, gpu: int, on_report: Callable[[Any], None], recorder: Path | None = None
 ) -> None:
@@ -101,6 +111,7 @@ class _Rank:
         self.on_report: Callable[[Any], None] | None = None
         self.groups: dict[tuple[int, ...], Any] = {}
         self.flight: Flight | None = None
+        self.leaving: list[Callable[[], None]] = []
 
 
 _rank = _Rank()
@@ -129,9 +140,23 @@ def rank_main(rank: int, device: str, carrier: Carrier, folder: Path, conn: Conn
         try:
             function, args = pickle.loads(task)
             answer = pickle.dumps(("result", function(*args)))
+            _leave()
         except Exception as error:
             answer = _failure(error)
         conn.send_bytes(answer)
+
+
+def _leave() -> None:
+    """After a function of the pool: nothing of it stays but the process groups that all functions share."""
+    called = bool(_rank.leaving)
+    while _rank.leaving:
+        _rank.leaving.pop()()
+    if called or _rank.device == "cuda":
+        gc.collect()  # a trainer's hooks refer to it, so that only this frees its tensors and ends its groups' threads
+    if _rank.device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def _set_up_torch(gpu: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench.action import Kind
 from bench.execute.job import Job
-from bench.execute.rank import rank_device
+from bench.execute.rank import rank_device, when_over
 from bench.execute.record import NativeTrace
 from bench.execute.shards import Shard
 from bench.execute.sync import OptimizerSettings
@@ -65,7 +65,8 @@ class MegatronTrainer:
     def _open(self, norm_jitter: float) -> None:
         case, job = self.job.case, self.job
         model, layout = case.model, case.layout
-        parallel_state.destroy_model_parallel()  # of the trainer before, in this process
+        _leave_groups()  # of the trainer before, in this process
+        when_over(self._leave)
         parallel_state.initialize_model_parallel(
             pipeline_model_parallel_size=layout.pp,
             virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
@@ -103,6 +104,18 @@ class MegatronTrainer:
             _optimizer_config(self.settings, job.dtype, sharded), self.chunks, use_gloo_process_groups=False
         )
         self._run = get_forward_backward_func()
+
+    def _leave(self) -> None:
+        """Lets go of what would keep the trainer's tensors and megatron-core's process groups for ever.
+
+        These are rings through autograd's C++, which no collector sees: hooks of gradients that refer to their chunk,
+        and graphs that hold weights, of a dispatcher's last scores and of an optimizer's shards of weights.
+        """
+        dispatchers = [getattr(module, "token_dispatcher", None) for module in self.modules]
+        weights = [param for chunk in self.chunks for param in chunk.parameters()]
+        for one in (*weights, *self.chunks, *filter(None, dispatchers)):
+            vars(one).clear()
+        _leave_groups()
 
     def step(self, number: int, *, keep_expert_ids: bool = False, traced: bool = False) -> NativeStep:
         """One optimizer step on the global batch of that number."""
@@ -263,6 +276,14 @@ class OverlapTrainer(MegatronTrainer):
     """megatron-core's combined 1F1B: all-to-alls of one micro-batch beside another's computation, on two streams."""
 
     overlaps = True
+
+
+def _leave_groups() -> None:
+    """Ends megatron-core's process groups; it forgets them only, and on the CPU each keeps three threads awake."""
+    dist.barrier()  # a rank that ends a group closes the connections in which another's last message may be
+    for group in (parallel_state._global_process_group_list or [None])[1:]:  # the first stands for the default group
+        dist.destroy_process_group(group)
+    parallel_state.destroy_model_parallel()
 
 
 def _mean_loss(by_token: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
