@@ -38,7 +38,7 @@ ROUTING_WORDS = (
     "learned, balanced, hot-rank, rotating-hot-rank, half-idle, empty-expert, zipf:ALPHA such as zipf:1.2, "
     "recorded:FILE[@STEP]"
 )
-LATER_FIELDS = frozenset({"tp", "cp", "offload", "microbatch_group", "ranks_over_nodes"})
+LATER_FIELDS = frozenset({"tp", "cp", "offload", "microbatch_group", "ranks_over_nodes", "shift_at"})
 
 
 def _known_routing(routing: Any) -> Any:
@@ -116,7 +116,8 @@ class Layout(_Frozen):
     Colocated systems use `ep` (ranks that share the experts), `pp` and `vpp`, and those of megatron-core
     `microbatch_group` (micro-batches that pass a chunk together, `pp` where not given); `disagmoe` uses
     `attention_ranks` (M) and `expert_ranks` (N) per group, `groups` (p, of each kind; `expert_groups`
-    of the experts' where that differs), `layers_per_chunk` (neighbouring layers on one group),
+    of the experts' where that differs), `layers_per_chunk` (neighbouring layers on one group), `shift_at` (attention
+    of layers from this one on is one group further, so that windowed layers are spread over the groups),
     `round_length` (micro-batches that pass a group's layer together), `deferred_w` (weight gradients that a group may
     put off) and `lookahead` (micro-batches by which recomputation runs ahead). `mbs` is sequences per attention rank.
     `chunks` is the number of slices in which a micro-batch passes a layer's experts, `comm_sms` the streaming
@@ -147,6 +148,7 @@ class Layout(_Frozen):
     tp: Count = 1
     cp: Count = 1
     head_group: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    shift_at: Count | None = None
     shared_on: Literal["attention", "expert"] = "attention"
     copies: Literal["expert", "rank", "node"] = "rank"
     recompute: Literal["none", "full", "redispatch"] = "none"

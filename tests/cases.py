@@ -68,6 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
         expert_ranks=draw(st.sampled_from([1, 2])),
         round_length=draw(st.integers(1, 8)),
         head_group=draw(st.one_of(st.none(), st.integers(0, groups - 1))),
+        shift_at=draw(st.sampled_from([None, *range(chunk, model.num_layers, chunk)])),
         shared_on=shared,
         **common,
     )

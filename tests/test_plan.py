@@ -27,6 +27,7 @@ GOLDEN_CASES = {
     "disagmoe-two-groups": make_case(
         "disagmoe", microbatches=4, groups=2, attention_ranks=2, expert_ranks=1, round_length=2
     ),
+    "disagmoe-shifted": make_case("disagmoe", "tiny-window", microbatches=3, groups=2, round_length=2, shift_at=2),
     "disagmoe-dense-layer": make_case("disagmoe", "tiny-shared", microbatches=2, groups=2, shared_on="expert"),
 }
 

@@ -31,6 +31,7 @@ from systems.disagmoe.planner.refine import neighbours, refine
 from systems.disagmoe.planner.roofline import roofline
 from systems.disagmoe.planner.state import held_state
 from systems.disagmoe.planner.tokens import Option, token_costs
+from systems.disagmoe.shift import Homes
 from systems.disagmoe.system import DisagMoE
 
 ASSUMED = get_assumptions("datasheet")
@@ -233,7 +234,7 @@ def test_bytes_of_a_rank_are_those_of_the_cost_model() -> None:
     case = spec("qwen3-30b", "h800x4", 16, 16384)
     for tp, cp, offload in ((1, 1, "none"), (2, 1, "none"), (2, 4, "state")):
         option = Option(8, tp=tp, cp=cp, offload=offload)
-        state = held_state(case, option, (2, 2), 0, ASSUMED)
+        state = held_state(case, option, (2, 2), Homes(0, None), ASSUMED)
         layout = Layout.make(
             attention_ranks=8, expert_ranks=8, groups=2, replicas=1, head_group=0, tp=tp, cp=cp, offload=offload
         )

@@ -121,6 +121,7 @@ RATIOS = [
     ),
     Trial("disagmoe", af(1, 1, 3), {"num_layers": 4}),  # groups that hold different numbers of layers
     Trial("disagmoe", af(1, 2, 2, head_group=1), {"num_layers": 2}),
+    Trial("disagmoe", af(1, 2, 2, shift_at=2, round_length=2), FOUR_LAYERS | {"window_pattern": (6, 0)}, 3),
     Trial("disagmoe", af(1, 3), SIX_EXPERTS),
 ]
 ROUTERS = [
@@ -406,11 +407,13 @@ def trials(draw: st.DrawFn) -> Trial:
     groups = draw(st.integers(1, min(2, layers)))
     m = draw(st.integers(1, 8 // groups - 1))
     n = draw(st.sampled_from([ranks for ranks in (1, 2, 3, 4, 6) if (m + ranks) * groups <= 8]))
+    chunk = draw(st.integers(1, layers // groups))
     layout |= {
         "attention_ranks": m,
         "expert_ranks": n,
         "groups": groups,
-        "layers_per_chunk": draw(st.integers(1, layers // groups)),
+        "layers_per_chunk": chunk,
+        "shift_at": draw(st.sampled_from([None, *range(chunk, layers, chunk)])),
         "round_length": draw(st.integers(1, 4)),
         "deferred_w": draw(st.integers(0, 3)),
         "head_group": draw(st.one_of(st.none(), st.integers(0, groups - 1))),

@@ -7,6 +7,7 @@ from bench.errors import BadInput
 from bench.models import Model
 from bench.placement import Group, Placement
 from bench.system import require_divides
+from systems.disagmoe.shift import turns
 
 
 def expert_depth(layout: Layout) -> int:
@@ -22,7 +23,8 @@ def replica_size(layout: Layout) -> int:
 def place(model: Model, layout: Layout) -> Placement:
     """Layers l, in chunks of `layers_per_chunk`, go to groups A_g and F_g with g = (l / chunk) mod p.
 
-    With `expert_groups` p_F, g of the experts is (l / chunk) mod p_F.
+    With `expert_groups` p_F, g of the experts is (l / chunk) mod p_F. Layers from `shift_at` on have their attention,
+    and what follows in turn the head, one group further (see `systems.disagmoe.shift`).
 
     x_{l+1} is formed where it is used: expert outputs of layer l go straight to the attention group of layer l+1. The
     embedding lives on A0; the head where the next chunk would, or on `head_group`. Raises BadInput.
@@ -36,23 +38,32 @@ def place(model: Model, layout: Layout) -> Placement:
             raise BadInput(field, depth, allowed)
     if layout.shared_on == "expert" and not model.num_shared_experts:
         raise BadInput("layout.shared_on", "expert", f"attention for {model.name}, which has no shared experts")
-    head = (model.num_layers // chunk) % p if layout.head_group is None else layout.head_group
+    if layout.shift_at is not None and (layout.shift_at >= model.num_layers or layout.shift_at % chunk):
+        allowed = f"a multiple of layers_per_chunk={chunk} below the {model.num_layers} layers of {model.name}"
+        raise BadInput("layout.shift_at", layout.shift_at, allowed)
+    turn = turns(model.num_layers, p, chunk, layout.shift_at)
+    head = turn[-1] if layout.head_group is None else layout.head_group
     if head >= p:
         raise BadInput("layout.head_group", head, f"0 to {p - 1}")
-    return _placed(model, (p, layout.attention_ranks), (p_f, layout.expert_ranks), chunk, head, layout.shared_on)
+    experts = tuple((layer // chunk) % p_f for layer in range(model.num_layers))
+    sizes = ((p, layout.attention_ranks), (p_f, layout.expert_ranks))
+    return _placed(model, sizes, tuple(turn[:-1]), experts, head, layout.shared_on)
 
 
 @lru_cache(maxsize=256)
 def _placed(
-    model: Model, attention_groups: tuple[int, int], expert_groups: tuple[int, int], chunk: int, head: int, shared: str
+    model: Model,
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+    turn: tuple[int, ...],
+    expert_turn: tuple[int, ...],
+    head: int,
+    shared: str,
 ) -> Placement:
-    """With so many groups of so many ranks each."""
-    (p, m), (p_f, n) = attention_groups, expert_groups
+    """With so many groups of so many ranks each, of attention and of experts."""
+    (p, m), (p_f, n) = sizes
     attention = [Group(f"A{g}", g * m, m) for g in range(p)]
     experts = [Group(f"F{g}", p * m + g * n, n) for g in range(p_f)]
-    turn = [(layer // chunk) % p for layer in range(model.num_layers)]
     homes = [attention[g].name for g in turn]
-    expert_turn = [(layer // chunk) % p_f for layer in range(model.num_layers)]
     ends = [*homes[1:], attention[head].name]
     dense = [model.is_dense(layer) for layer in range(model.num_layers)]
     return Placement(

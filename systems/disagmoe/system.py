@@ -18,6 +18,7 @@ from bench.predict import costs_of
 from bench.system import divisors, worthwhile_copies, worthwhile_offloads, worthwhile_shares
 from systems.disagmoe.af_pipe import AFPipe, Duration, parts_of
 from systems.disagmoe.placement import place
+from systems.disagmoe.shift import shift_of
 
 if TYPE_CHECKING:
     from systems.disagmoe.planner.explain import Explanation
@@ -40,7 +41,7 @@ class DisagMoE:
     summary = "attention and experts on disjoint GPU groups, M2N exchange, AF-Pipe rounds"
     fields = frozenset(
         {"mbs", "replicas", "attention_ranks", "expert_ranks", "groups", "expert_groups", "tp", "cp"}
-        | {"layers_per_chunk", "round_length", "deferred_w", "lookahead", "head_group", "shared_on"}
+        | {"layers_per_chunk", "round_length", "deferred_w", "lookahead", "head_group", "shift_at", "shared_on"}
         | {"copies", "recompute", "shard_state", "offload", "ranks_over_nodes"}
     )
 
@@ -57,20 +58,21 @@ class DisagMoE:
                     order = {"round_length": rounds * p, "deferred_w": deferred * p}
                     yield Layout.make(**shape, **order, **how)
 
-    def _shapes(self, spec: CaseSpec) -> Iterator[dict[str, int]]:
-        """M, N, p, replicas, tp, cp and mbs that fill the cluster and divide the batch."""
+    def _shapes(self, spec: CaseSpec) -> Iterator[dict[str, Any]]:
+        """M, N, p, replicas, shift, tp, cp and mbs that fill the cluster and divide the batch."""
         gpus, model, sequences = spec.cluster.num_gpus, spec.model, spec.workload.num_sequences
         for m, n in product(divisors(sequences * spec.cluster.gpus_per_node), divisors(model.num_experts)):
             for p in (p for p in divisors(gpus // (m + n)) if p <= min(8, model.num_layers)):
                 replicas = gpus // (p * (m + n))
                 if replicas * p * (m + n) < LEAST_USED * gpus:
                     continue
+                shift_at = shift_of(model, spec.workload.seq_len, p)
                 groups = {"attention_ranks": m, "expert_ranks": n, "groups": p, "replicas": replicas}
                 for tp, cp in worthwhile_shares(spec, m, replicas, 2 * p):
                     # Sequences that are shared come one at a time.
                     for mbs in (1, 2) if tp * cp == 1 else (1,):
                         if sequences % (replicas * m // (tp * cp) * mbs) == 0:
-                            yield groups | {"tp": tp, "cp": cp, "mbs": mbs}
+                            yield groups | {"shift_at": shift_at, "tp": tp, "cp": cp, "mbs": mbs}
 
     def seeds(self, spec: CaseSpec, assumptions: Assumptions) -> list[Layout]:
         """What the planner's programme finds best: overall, and with other depths, splits and recomputation."""

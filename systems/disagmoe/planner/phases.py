@@ -124,7 +124,7 @@ def _seeds_on(placement: Layout, programme: Problem, known: Sequence[Layout], ti
             layout = allocate(programme, time_limit_s=time_limit_s, excluded=~here).layout
         except BadInput:  # too large for the memory, by the programme
             continue
-        found.append(layout.model_copy(update={"head_group": placement.head_group}))
+        found.append(layout.model_copy(update=_homes(placement)))
     least = placement.model_copy(update={"recompute": "redispatch"})
     return list(dict.fromkeys([*found, least]))
 
@@ -135,9 +135,14 @@ def _first_of_shapes(programme: Problem) -> np.ndarray:
 
 
 def _is_on(layout: Layout, placement: Layout) -> bool:
-    """Whether a layout with as many attention ranks, and the head there, would hold the same."""
-    same = {"attention_ranks": placement.attention_ranks, "head_group": placement.head_group}
+    """Whether a layout with as many attention ranks, and head and layers there, would hold the same."""
+    same = {"attention_ranks": placement.attention_ranks, **_homes(placement)}
     return held_by(layout.model_copy(update=same)) == placement
+
+
+def _homes(placement: Layout) -> dict[str, int | None]:
+    """What says where head and layers are, beside the groups."""
+    return {"head_group": placement.head_group, "shift_at": placement.shift_at}
 
 
 @dataclass(frozen=True)

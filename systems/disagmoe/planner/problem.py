@@ -32,6 +32,7 @@ from bench.flops import step_flops
 from bench.system import divisors, worthwhile_offloads, worthwhile_shares
 from systems.disagmoe.planner.state import HeldState, held_state
 from systems.disagmoe.planner.tokens import NIC_RECEIVE, NIC_SEND, Option, Side, TokenCosts, token_costs
+from systems.disagmoe.shift import Homes, best_shift, spreads, turns
 
 Floats = NDArray[np.float64]
 
@@ -90,7 +91,7 @@ class Shape:
     expert_groups: int
     option: Option
     replicas: int
-    head_group: int
+    homes: Homes
     load: tuple[float, ...]
     latency: "Latency"
 
@@ -161,7 +162,8 @@ class Problem:
             groups=shape.groups,
             expert_groups=_or_none(shape.groups, shape.expert_groups),
             replicas=shape.replicas,
-            head_group=shape.head_group,
+            head_group=shape.homes.head_group,
+            shift_at=shape.homes.shift_at,
             mbs=self.choices.mbs,
             recompute=shape.option.recompute,
             shared_on=shape.option.shared_on,
@@ -229,13 +231,13 @@ class _Kind:
     ) -> None:
         self.spec, self.choices, self.depths, self.option = spec, choices, depths, option
         costs = token_costs(spec, option, assumptions)
-        self.head, self.load = _load(spec, costs, *depths)
-        self.state = held_state(spec, option, depths, self.head, assumptions)
-        self.kept = _Kept(spec, option, depths, costs, choices.mbs)
+        self.homes, self.load = _load(spec, costs, *depths)
+        self.state = held_state(spec, option, depths, self.homes, assumptions)
+        self.kept = _Kept(spec, option, depths, self.homes.shift_at, costs, choices.mbs)
         self.latency = _latency(costs, depths[0])
 
     def shape(self, replicas: int) -> Shape:
-        return Shape(*self.depths, self.option, replicas, self.head, self.load, self.latency)
+        return Shape(*self.depths, self.option, replicas, self.homes, self.load, self.latency)
 
     def data_ranks(self, sequences: int, most: int) -> Floats:
         """M that deal a replica's sequences out: tp x cp ranks to each lane. At least one, for what is missing."""
@@ -324,31 +326,35 @@ def _mixed(spec: CaseSpec, attention: NDArray[np.int64], expert: NDArray[np.int6
     return (pair % per_node == 0) & (attention * per_node % pair == 0)
 
 
-def _dealt(column: Floats, groups: int) -> Floats:
+def _dealt(column: Floats, groups: int, shift_at: int | None = None) -> Floats:
     """[..., groups]: sums over the layers of each group; the last slot, the head's, is left out."""
     layers = column.shape[-1] - 1
+    moved = layers if shift_at is None else shift_at
     sums = np.zeros((*column.shape[:-1], groups))
     for g in range(groups):
-        sums[..., g] = column[..., g:layers:groups].sum(axis=-1)
+        behind = moved + (g - 1 - moved) % groups
+        sums[..., g] = column[..., g:moved:groups].sum(axis=-1) + column[..., behind:layers:groups].sum(axis=-1)
     return sums
 
 
-def _load(spec: CaseSpec, costs: TokenCosts, groups: int, expert_groups: int) -> tuple[int, tuple[float, ...]]:
-    """The best group for the head, and GPU- or port-seconds of a step on the busiest group, by resource."""
+def _load(spec: CaseSpec, costs: TokenCosts, groups: int, expert_groups: int) -> tuple[Homes, tuple[float, ...]]:
+    """The best group for the head and the best shift, and GPU- or port-seconds of a step on the busiest group, by
+    resource."""
     attention, expert = costs.attention, costs.expert
-    work = _dealt(attention.compute_s, groups)
+    shift_at = best_shift(attention.compute_s, groups) if groups > 1 and spreads(spec.model) else None
+    work = _dealt(attention.compute_s, groups, shift_at)
     work[0] += costs.embed_s
-    # The group with the least to do gets the head.
-    head = int(np.argmin(work))
+    # The group with the least to do gets the head; behind a shift, the one whose turn it is.
+    head = int(np.argmin(work)) if shift_at is None else turns(spec.model.num_layers, groups, 1, shift_at)[-1]
     work[head] += attention.compute_s[-1]
-    ports = _dealt(_ports(attention, groups), groups)
+    ports = _dealt(_ports(attention, groups), groups, shift_at)
     ports[:, head] += _ports(attention, groups)[:, -1]
     expert_ports = _dealt(_ports(expert, groups), expert_groups)
     times = spec.workload.global_batch_tokens
     busiest = [work.max(), _dealt(expert.compute_s, expert_groups).max()]
     for first in (NIC_SEND, NIC_SEND + 1):
         busiest += [each[[first, first + NIC_RECEIVE - NIC_SEND]].max() for each in (ports, expert_ports)]
-    return head, tuple(times * float(seconds) for seconds in busiest)
+    return Homes(head, shift_at), tuple(times * float(seconds) for seconds in busiest)
 
 
 def _latency(costs: TokenCosts, groups: int) -> Latency:
@@ -373,9 +379,17 @@ def _ports(side: Side, groups: int) -> Floats:
 class _Kept:
     """Activations of a rank on each side."""
 
-    def __init__(self, spec: CaseSpec, option: Option, depths: tuple[int, int], costs: TokenCosts, mbs: int) -> None:
+    def __init__(
+        self,
+        spec: CaseSpec,
+        option: Option,
+        depths: tuple[int, int],
+        shift_at: int | None,
+        costs: TokenCosts,
+        mbs: int,
+    ) -> None:
         tokens = mbs * spec.workload.seq_len / (option.tp * option.cp)
-        self.attention = tokens * float(_dealt(costs.attention.kept_bytes, depths[0]).max())
+        self.attention = tokens * float(_dealt(costs.attention.kept_bytes, depths[0], shift_at).max())
         self.expert = tokens * float(_dealt(costs.expert.kept_bytes, depths[1]).max()) / option.expert_ranks
         self.passing_attention = tokens * float(costs.attention.passing_bytes.max())
         self.passing_expert = tokens * float(costs.expert.passing_bytes.max()) / option.expert_ranks

@@ -18,6 +18,7 @@ from bench.predict import costs_of, does_not_fit
 from bench.system import divisors, worthwhile_offloads, worthwhile_shares
 from bench.timing import Evaluate, StepTime, simulated
 from systems.disagmoe.placement import expert_depth, place, replica_size
+from systems.disagmoe.shift import shift_of, spreads
 
 DEFAULT_BUDGET = 32
 MORE_THAN_NOTHING = 1e-3
@@ -270,7 +271,7 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
     yield {"mbs": layout.mbs * 2, "attention_ranks": m // 2}
     yield {"mbs": layout.mbs // 2, "attention_ranks": m * 2}
     for chunk in (layout.layers_per_chunk * 2, layout.layers_per_chunk // 2):
-        yield {"layers_per_chunk": chunk, "head_group": None}
+        yield {"layers_per_chunk": chunk, **_homes(spec, p, chunk)}
     lanes, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
     data = [layout.sequence_ranks * each for each in lanes]
     for more in _beside(data, m):
@@ -278,13 +279,21 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
     for more in _beside(expert, n):
         yield {"expert_ranks": more}
     for groups in (p - 1, p + 1, p * 2, p // 2):
-        yield {"groups": groups, "head_group": None}
+        yield {"groups": groups, **_homes(spec, groups, layout.layers_per_chunk)}
     for depth in (expert_depth(layout) - 1, expert_depth(layout) + 1):
         yield {"expert_groups": None if depth == p else depth}
     for factor in (2, 0.5, 4, 0.25, 8, 0.125):
         both = {"attention_ranks": int(m * factor), "expert_ranks": int(n * factor)}
         yield both
-        yield {**both, "groups": int(p / factor), "head_group": None}
+        groups = int(p / factor)
+        yield {**both, "groups": groups, **_homes(spec, groups, layout.layers_per_chunk)}
+
+
+def _homes(spec: CaseSpec, groups: int, chunk: int) -> dict[str, int | None]:
+    """Of head and layers on other groups."""
+    head: dict[str, int | None] = {"head_group": None}
+    shift = {"shift_at": shift_of(spec.model, spec.workload.seq_len, groups, chunk)}
+    return head | shift if spreads(spec.model) else head
 
 
 def _beside(values: Sequence[int], value: int) -> Iterator[int]:

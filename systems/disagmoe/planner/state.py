@@ -14,36 +14,38 @@ from bench.memory import state_bytes
 from bench.state import State
 from systems.disagmoe.placement import place
 from systems.disagmoe.planner.tokens import Option
+from systems.disagmoe.shift import Homes
 
 Floats = NDArray[np.float64]
 
 
 def held_state(
-    spec: CaseSpec, option: Option, depths: tuple[int, int], head: int, assumptions: Assumptions
+    spec: CaseSpec, option: Option, depths: tuple[int, int], homes: Homes, assumptions: Assumptions
 ) -> "HeldState":
     """Of p and p_F groups; how a layer is computed and dispatched makes no difference to it."""
     alike = replace(option, recompute="none", copies="rank")
-    return _held_state(spec.model_copy(update={"system": "any"}), alike, depths, head, assumptions)
+    return _held_state(spec.model_copy(update={"system": "any"}), alike, depths, homes, assumptions)
 
 
 @lru_cache(maxsize=4096)
 def _held_state(
-    spec: CaseSpec, option: Option, depths: tuple[int, int], head: int, assumptions: Assumptions
+    spec: CaseSpec, option: Option, depths: tuple[int, int], homes: Homes, assumptions: Assumptions
 ) -> "HeldState":
-    return HeldState(spec, option, depths, head, assumptions)
+    return HeldState(spec, option, depths, homes, assumptions)
 
 
 class HeldState:
     """Attention's optimizer state is sharded over M R ranks (M R / tp of what tp divides), an expert's over R."""
 
     def __init__(
-        self, spec: CaseSpec, option: Option, depths: tuple[int, int], head: int, assumptions: Assumptions
+        self, spec: CaseSpec, option: Option, depths: tuple[int, int], homes: Homes, assumptions: Assumptions
     ) -> None:
         layout = Layout.make(
             groups=depths[0],
             expert_groups=None if depths[0] == depths[1] else depths[1],
             expert_ranks=option.expert_ranks,
-            head_group=head,
+            head_group=homes.head_group,
+            shift_at=homes.shift_at,
             shared_on=option.shared_on,
             attention_ranks=option.tp * option.cp,
             tp=option.tp,
