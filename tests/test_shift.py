@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cases import make_case
 
 from bench.assumptions import get_assumptions
 from bench.case import Layout
@@ -18,6 +17,7 @@ from systems.disagmoe.placement import place
 from systems.disagmoe.planner.allocation import allocate
 from systems.disagmoe.planner.problem import Choices, problem
 from systems.disagmoe.shift import best_shift, shift_of, turns
+from tests.cases import make_case
 
 GPT = get_model("gpt-oss-120b")
 
@@ -92,12 +92,8 @@ def test_the_space_and_the_planner_shift_a_windowed_model() -> None:
 def test_a_shift_shortens_the_step_of_a_windowed_model() -> None:
     """Two pairs of groups on 32K tokens, where attention takes the longest."""
     fields = {"attention_ranks": 8, "expert_ranks": 16, "groups": 2, "replicas": 2, "cp": 8, "copies": "node"}
-    case = make_case(
-        "disagmoe", GPT, "h800x16", microbatches=16, seq_len=32768, round_length=2, deferred_w=4, **fields
-    )
-    shifted = case.model_copy(
-        update={"layout": case.layout.model_copy(update={"shift_at": shift_of(GPT, 32768, 2)})}
-    )
+    case = make_case("disagmoe", GPT, "h800x16", microbatches=16, seq_len=32768, round_length=2, deferred_w=4, **fields)
+    shifted = case.model_copy(update={"layout": case.layout.model_copy(update={"shift_at": shift_of(GPT, 32768, 2)})})
     plain_s, shifted_s = (predict(each, get_assumptions(), rough=True).step_time_s for each in (case, shifted))
     assert shifted_s < 0.95 * plain_s
 
