@@ -18,7 +18,7 @@ TRAIN := .venv/.train
 # Asking for another interpreter or torch than a stamp names makes that stamp out of date.
 changed = $(if $(1),$(if $(findstring <$(1)>,<$(shell cat $(2) 2>/dev/null)>),,changed))
 
-.PHONY: help setup setup-train reproduce-fig7 check-fig7 reproduce-all publish train-demo wheelhouse test test-slurm check lint types bench clean clean-venv changed
+.PHONY: help setup setup-train reproduce-fig7 check-fig7 reproduce-all publish publish-set train-demo wheelhouse test test-slurm check lint types bench clean clean-venv changed
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,16 +48,22 @@ reproduce-all: $(BASE) ## every simulated figure, and the table of claims
 	@for name in $(FIGURES); do $(BIN)/moebench figure $$name $(ARGS) || exit 1; done
 	@$(BIN)/moebench claims $(ARGS)
 
-# Trials and table of what the README states. Old trials go first: only one code's results are published.
+# Trials and table of what the README states. Old trials go first: only one code's results are published. The default set
+# of assumptions has no folder of its own.
 PUBLISHED := results/published
+SET ?= h200-measured
+SETS := h200-measured datasheet sm-exchange nccl-all-to-all
 publish: $(BASE) ## for maintainers: publish Figure 7, scaling and what the claims rest on, and write the README's table
-	@rm -rf $(PUBLISHED)/fig7 $(PUBLISHED)/virtual-stages $(PUBLISHED)/datasheet $(PUBLISHED)/scaling
-	@for name in fig7 virtual-stages; do \
-		$(BIN)/moebench figure $$name --results $(PUBLISHED)/$$name --out $(PUBLISHED)/$$name $(ARGS) || exit 1; \
-		$(BIN)/moebench figure $$name --assumptions datasheet --results $(PUBLISHED)/datasheet/$$name \
-			--out $(PUBLISHED)/datasheet/$$name $(ARGS) || exit 1; \
-	done
+	@for set in $(SETS); do $(MAKE) --no-print-directory publish-set SET=$$set || exit 1; done
+	@rm -rf $(PUBLISHED)/scaling
 	@$(BIN)/moebench figure scaling --results $(PUBLISHED)/scaling --out $(PUBLISHED)/scaling $(ARGS)
+
+publish-set: $(BASE) ## for maintainers: the same under one set of assumptions, SET=sm-exchange say
+	@folder=$(PUBLISHED)$(addprefix /,$(filter-out h200-measured,$(SET))); \
+	for name in fig7 virtual-stages; do \
+		rm -rf $$folder/$$name; \
+		$(BIN)/moebench figure $$name --assumptions $(SET) --results $$folder/$$name --out $$folder/$$name $(ARGS) || exit 1; \
+	done
 	@$(BIN)/moebench claims --published --into README.md
 
 wheelhouse: ## collect wheels for hosts without a network, for PYTHON=3.12 say

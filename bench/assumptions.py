@@ -6,7 +6,7 @@ chosen to make a figure look like a published one.
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -158,7 +158,7 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         tensor_exposed=1.0,
         ring_exposed=0.77,
         host_link=0.6,
-        context_bytes=600 * 2**20,
+        context_bytes=2436 * 2**20,
         communicator_bytes=512 * 2**20,
         fragmentation=0.03,
     ),
@@ -197,7 +197,9 @@ REASONS: dict[str, str] = {
     "ring_exposed": "measured: of the time of an NCCL exchange beside a GEMM, 0.77 was lost to the GEMM",
     "host_link": "not measured: eight GPUs, both ways, share the memory of two sockets with eight channels of "
     "DDR5-4800 each, 614 GB/s: 38 of 64 GB/s a GPU and direction",
-    "context_bytes": "not measured there: one tensor on a GPU takes 0.5 to 0.7 GiB of it (discuss.pytorch.org/t/73021)",
+    "context_bytes": "measured on one H200: 2,436 MiB beside torch's own memory, with NCCL up (no peers to buffer for) "
+    "and all kernels loaded at the start, as ranks here load them; loaded as they are used, one tensor on a GPU takes "
+    "0.5 to 0.7 GiB (discuss.pytorch.org/t/73021)",
     "communicator_bytes": "not measured there: NCCL 2.28.9 allocates 2^29 bytes for send and receive over the network "
     "for each communicator (NVIDIA/nccl#2363); direct NVLink connections take more (#1685)",
     "fragmentation": "not measured: what expandable segments leave of the 15 % that the allocator loses without them "
@@ -206,6 +208,40 @@ REASONS: dict[str, str] = {
 """Where the values of ``h200-measured`` come from, by field; ``datasheet`` takes every peak and nothing besides."""
 
 DEFAULT_ASSUMPTIONS = "h200-measured"
+
+
+class Departure(NamedTuple):
+    """What a set takes otherwise than the default one: one field, its value, and why."""
+
+    field: str
+    value: float
+    why: str
+
+
+DEPARTURES: dict[str, Departure] = {
+    # One field each, so that a claim's verdict that differs says on what it depends. Of the fields that move the
+    # speed-ups most (`moebench figure sensitivity`), those of which public reports differ from the default's value.
+    "sm-exchange": Departure(
+        "communication_sms",
+        20,
+        "exchanges of every system run as kernels beside the computation: thread blocks of DeepEP's in DeepSeek's "
+        "training profile (deepseek-ai/profile-data); the default stands for copy engines or the NIC's own DMA",
+    ),
+    "nccl-all-to-all": Departure(
+        "nic_all_to_all",
+        0.5,
+        "all-to-alls are NCCL's, and the many-to-many exchange has a library of its own, as the paper's has: users "
+        "report 20 to 28 GB/s on 8 nodes of H800 and 16 of H20 (NVIDIA/nccl#1531, #1792), of which 7/8 and 15/16 cross "
+        "NICs, of 50 GB/s if they are those of the paper; NCCL's developers call it too little. A reading in favour of "
+        "disaggregation: the many-to-many exchange keeps the default's share",
+    ),
+}
+"""Sets that are the default with one thing otherwise, for the questions that no measurement here answers."""
+
+ASSUMPTIONS |= {
+    name: ASSUMPTIONS[DEFAULT_ASSUMPTIONS].model_copy(update={field: value})
+    for name, (field, value, _) in DEPARTURES.items()
+}
 
 
 def get_assumptions(name: str = DEFAULT_ASSUMPTIONS, overrides: Iterable[str] = ()) -> Assumptions:

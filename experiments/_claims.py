@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.assumptions import ASSUMPTIONS, DEFAULT_ASSUMPTIONS
+from bench.assumptions import ASSUMPTIONS, DEFAULT_ASSUMPTIONS, DEPARTURES
 from bench.case import Case
 from bench.evaluate import CostModel
 from bench.results import PUBLISHED, Store
@@ -89,14 +89,24 @@ def judge_all(grounds: Mapping[str, Ground]) -> list[Finding]:
 
 
 def overall(findings: Sequence[Finding]) -> str:
-    """The verdict on a claim from its findings under several sets."""
+    """The verdict on a claim from its findings under several sets, with what decides where they differ."""
     by_verdict: dict[str, list[str]] = {}
+    findings = [each for each in findings if each.verdict != NO_DATA] or findings
     for finding in findings:
         by_verdict.setdefault(finding.verdict, []).append(finding.assumptions)
     if len(by_verdict) == 1:
         return next(iter(by_verdict))
-    said = (f"{verdict} under {', '.join(names)}" for verdict, names in by_verdict.items())
-    return f"depends on the assumptions: {'; '.join(said)}"
+    kinds = {finding.assumptions: finding.verdict.partition(":")[0] for finding in findings}
+    said = "; ".join(f"{verdict} under {', '.join(names)}" for verdict, names in by_verdict.items())
+    return said if len(set(kinds.values())) == 1 else f"depends on {_deciding(kinds)}: {said}"
+
+
+def _deciding(kinds: Mapping[str, str]) -> str:
+    """The assumptions by which sets with another verdict than the default's differ from it; "the assumptions" where
+    these are many."""
+    others = [name for name, kind in kinds.items() if kind != kinds.get(DEFAULT_ASSUMPTIONS)]
+    fields = dict.fromkeys(DEPARTURES[name].field for name in others if name in DEPARTURES)
+    return " and ".join(fields) if all(name in DEPARTURES for name in others) else "the assumptions"
 
 
 def _speedup(claim: Claim, assumptions: str, trials: Sequence[Trial]) -> Finding:
@@ -186,12 +196,15 @@ def markdown(findings: Sequence[Finding]) -> str:
     """The table of the README, with its title line; says so where nothing is published."""
     if all(finding.verdict == NO_DATA for finding in findings):
         return "No trials that a claim could be judged by are published yet.\n"
-    sets = list(dict.fromkeys(finding.assumptions for finding in findings))
-    columns = ["the paper says", "source", *(f"here, simulated, `{name}`" for name in sets), "verdict"]
-    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    columns = ["the paper says", "under", "here, simulated", "verdict"]
+    rows = []
     for claim in dict.fromkeys(finding.claim for finding in findings):
         mine = [finding for finding in findings if finding.claim == claim]
-        lines.append(f"| {' | '.join([claim.says, claim.source, *(f.value for f in mine), overall(mine)])} |")
+        says = f"**{claim.says}** ({claim.source})"
+        rows += [[says if one is mine[0] else "", f"`{one.assumptions}`", one.value, one.verdict] for one in mine]
+        if len({one.verdict for one in mine} - {NO_DATA}) > 1:
+            rows.append(["", "all", "", f"**{overall(mine)}**"])
+    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines) + "\n"
 
 

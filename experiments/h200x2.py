@@ -13,27 +13,25 @@ there are not two GPUs, the published trials are drawn again.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
 from bench.case import Case, CaseSpec, Layout, Workload
-from bench.clusters import CLUSTERS, Cluster, get_cluster
+from bench.clusters import Cluster, get_cluster
 from bench.errors import BadInput
-from bench.flops import step_flops
 from bench.hiding import hidden_share, work
 from bench.limits import least_bytes
 from bench.lower import lower
-from bench.metrics import mfu
 from bench.models import Model, get_model
 from bench.predict import GIB, costs_of, predict
-from bench.results import PUBLISHED, Store, read_trials
+from bench.results import PUBLISHED, Store
 from bench.serial import serialised
 from bench.system import get_system, plan_of
 from bench.transports import NCCL_BLOCKS
 from bench.trial import Trial
 from experiments import Evidence, Request
 from experiments._beside import tables
+from experiments._rounds import median_of, num_gpus, pair_of_processes, published_in, row_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -117,10 +115,9 @@ def entries(device: str) -> tuple[Entry, ...]:
 def setting(device: str, quick: bool) -> Setting:
     """Two H200, or two processes of this machine."""
     if device == "cpu":
-        fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": NUM_RANKS, "nics_per_node": NUM_RANKS}
         work = Workload(seq_len=64, global_batch_tokens=64 * 16, dtype="fp32", routing="balanced")
         models = (get_model("tiny"), get_model("tiny-shared"))[: 1 if quick else 2]
-        return Setting(device, models, Cluster.from_fields(fields), work, entries(device), 1 if quick else 2, 3)
+        return Setting(device, models, pair_of_processes(), work, entries(device), 1 if quick else 2, 3)
     cluster = get_cluster("h200x2gpu")
     work = Workload(seq_len=4096, global_batch_tokens=4096 * 16, dtype="bf16", routing="balanced")
     chosen = entries(device)
@@ -155,23 +152,15 @@ def case_of(model: Model, cluster: Cluster, work: Workload, entry: Entry) -> Cas
 
 def run(request: Request) -> Evidence:
     """Measures; or draws the published trials where no device was asked for and there are no two GPUs."""
-    device = request.device or ("cuda" if _num_gpus() >= NUM_RANKS else None)
+    device = request.device or ("cuda" if num_gpus() >= NUM_RANKS else None)
     if device is None:
-        published = [one for _, one in read_trials([PUBLISHED / "h200x2"])] if (PUBLISHED / "h200x2").exists() else []
+        published = published_in(PUBLISHED / "h200x2")
         if not published:
             raise BadInput("device", "no two GPUs", "cpu (--device cpu), or a host with two GPUs")
         return evidence(published, "")
     chosen = setting(device, request.quick)
     trials, absent = measured(chosen, request)
     return evidence(trials, absent)
-
-
-def _num_gpus() -> int:
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return torch.cuda.device_count()
 
 
 def measured(chosen: Setting, request: Request) -> tuple[list[Trial], str]:
@@ -291,43 +280,19 @@ def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
     first = rounds[0]
     case = first.case
     assert isinstance(case, Case)
-    steps = [trial.samples["step_time_s"][trial.steady["first_step"] :] for trial in rounds]
-    step_s = median(value for some in steps for value in some)
-    of_rounds = [median(some) for some in steps]
-    tokens, gpus = case.workload.global_batch_tokens, case.cluster.num_gpus
-    flops = step_flops(case.model, case.workload.seq_len, tokens)
-    peak_flops = case.cluster.gpu.peak_flops(case.workload.dtype)
     how = first.provenance["execution"]
     found = predict(case, get_assumptions(DEFAULT_ASSUMPTIONS))
     timeline = found.timeline
     if how["serial"]:
         timeline = simulate(lower(serialised(plan_of(case), case.model), case.model), found.costs)
     simulated = work(timeline)
-    row = {
-        "model": case.model.name,
-        "system": case.system,
-        "transport": _transport(how),
-        "serial": how["serial"],
-        "layout": str(case.layout),
-        "cluster": case.cluster.name,
-        "seq_len": case.workload.seq_len,
-        "global_batch_tokens": tokens,
-        "source": "measured",
-        "rounds": len(rounds),
-        "steps": sum(map(len, steps)),
-        "step_time_s": step_s,
-        "step_time_low_s": min(of_rounds),
-        "step_time_high_s": max(of_rounds),
-        "tokens_per_s_per_gpu": tokens / step_s / gpus,
-        "mfu": mfu(flops, step_s, gpus, peak_flops),
-    }
+    row = row_of(rounds, case.cluster.num_gpus, {"transport": _transport(how), "serial": how["serial"]})
     for name in ("fraction_of_bound", "overlapped_fraction", "send_s", "peak_memory_bytes"):
-        values = [value for trial in rounds if (value := trial.metrics.get(name)) is not None]
-        row[name] = median(values) if values else None
+        row[name] = median_of(rounds, name)
     peak = row["peak_memory_bytes"]
     return row | {
         "predicted_step_time_s": simulated.step_s,
-        "predicted_over_measured": simulated.step_s / step_s,
+        "predicted_over_measured": simulated.step_s / row["step_time_s"],
         "predicted_send_s": simulated.send_s,
         "predicted_fraction_of_bound": simulated.fraction_of_bound,
         "predicted_peak_memory_bytes": found.peak_memory_bytes,

@@ -10,19 +10,17 @@ there is no GPU, the published trials are drawn again.
 """
 
 from collections.abc import Iterable
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.case import Case, CaseSpec, Layout, Workload
-from bench.clusters import CLUSTERS, Cluster, get_cluster
+from bench.clusters import get_cluster
 from bench.errors import BadInput
-from bench.flops import step_flops
-from bench.metrics import mfu
 from bench.models import get_model
 from bench.predict import GIB
-from bench.results import PUBLISHED, Store, read_trials
+from bench.results import PUBLISHED, Store
 from bench.trial import Trial
 from experiments import Evidence, Request, Table
+from experiments._rounds import median_of, num_gpus, pair_of_processes, published_in, row_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,14 +33,13 @@ LAYERS, SEQUENCES, SEQ_LEN, STEPS, ROUNDS = 4, 16, 4096, 10, 3
 FOLDER = PUBLISHED / "megatron-ratio"
 
 
-def cases(device: Literal["cpu", "cuda"], num_gpus: int) -> list[Case]:
+def cases(device: Literal["cpu", "cuda"], gpus: int) -> list[Case]:
     """One a system. megatron-core's router has no load-balancing loss where the workload forces experts."""
     if device == "cpu":
-        fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": 2, "nics_per_node": 2}
-        model, cluster, ranks = get_model("tiny"), Cluster.from_fields(fields), 2
+        model, cluster, ranks = get_model("tiny"), pair_of_processes(), 2
         work = Workload(seq_len=64, global_batch_tokens=64 * 8, dtype="fp32", routing="balanced")
     else:
-        ranks = 1 << (num_gpus.bit_length() - 1)
+        ranks = 1 << (gpus.bit_length() - 1)
         name = f"qwen3-30b-{LAYERS}-layers"
         model = get_model("qwen3-30b").model_copy(update={"name": name, "num_layers": LAYERS})
         cluster = get_cluster(f"h200x{ranks}gpu")
@@ -58,30 +55,22 @@ def cases(device: Literal["cpu", "cuda"], num_gpus: int) -> list[Case]:
 
 def run(request: Request) -> Evidence:
     """Measures; or draws the published trials where no device was asked for and there is no GPU."""
-    num_gpus = _num_gpus()
-    device = request.device or ("cuda" if num_gpus else None)
+    gpus = num_gpus()
+    device = request.device or ("cuda" if gpus else None)
     if device is None:
-        published = [one for _, one in read_trials([FOLDER])] if FOLDER.exists() else []
+        published = published_in(FOLDER)
         if not published:
             raise BadInput("device", "no GPU", "cpu (--device cpu), or a host with a GPU")
         return evidence(published)
-    if device == "cuda" and not num_gpus:
+    if device == "cuda" and not gpus:
         raise BadInput("device", "cuda", "cpu: there is no GPU")
-    return evidence(list(_measured(request, device, num_gpus)))  # type: ignore[arg-type]
+    return evidence(list(_measured(request, device, gpus)))  # type: ignore[arg-type]
 
 
-def _num_gpus() -> int:
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return torch.cuda.device_count()
-
-
-def _measured(request: Request, device: Literal["cpu", "cuda"], num_gpus: int) -> Iterable[Trial]:
+def _measured(request: Request, device: Literal["cpu", "cuda"], gpus: int) -> Iterable[Trial]:
     from bench.measured import measure
 
-    store, chosen = Store(request.results), cases(device, num_gpus)
+    store, chosen = Store(request.results), cases(device, gpus)
     rounds, steps = (1, 3) if request.quick else (ROUNDS, STEPS)
     for number in range(rounds):
         for place, case in enumerate(chosen):
@@ -127,33 +116,9 @@ def table(trials: Iterable[Trial]) -> "DataFrame":
 
 
 def _row(rounds: list[Trial]) -> dict[str, Any]:
-    case, how = rounds[0].case, rounds[0].provenance["execution"]
-    assert isinstance(case, Case)
-    steps = [trial.samples["step_time_s"][trial.steady["first_step"] :] for trial in rounds]
-    step_s = median(value for some in steps for value in some)
-    of_rounds = [median(some) for some in steps]
-    tokens, ranks = case.workload.global_batch_tokens, how["ranks"]
-    flops = step_flops(case.model, case.workload.seq_len, tokens)
-    peaks = [value for trial in rounds if (value := trial.metrics.get("peak_memory_bytes")) is not None]
-    return {
-        "model": case.model.name,
-        "system": case.system,
-        "trainer": how["trainer"],
-        "layout": str(case.layout),
-        "cluster": case.cluster.name,
-        "gpus": how.get("gpus", 0),
-        "seq_len": case.workload.seq_len,
-        "global_batch_tokens": tokens,
-        "source": "measured",
-        "rounds": len(rounds),
-        "steps": sum(map(len, steps)),
-        "step_time_s": step_s,
-        "step_time_low_s": min(of_rounds),
-        "step_time_high_s": max(of_rounds),
-        "tokens_per_s_per_gpu": tokens / step_s / ranks,
-        "mfu": mfu(flops, step_s, ranks, case.cluster.gpu.peak_flops(case.workload.dtype)),
-        "peak_memory_bytes": median(peaks) if peaks else None,
-    }
+    how = rounds[0].provenance["execution"]
+    row = row_of(rounds, how["ranks"], {"trainer": how["trainer"], "gpus": how.get("gpus", 0)})
+    return row | {"peak_memory_bytes": median_of(rounds, "peak_memory_bytes")}
 
 
 def shown(rows: "DataFrame") -> Table:

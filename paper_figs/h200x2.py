@@ -12,6 +12,7 @@ from paper_figs.style import (
     SMALL_PT,
     WIDTH_IN,
     add_axes,
+    caption,
     new_figure,
     one_source,
     stamp,
@@ -75,7 +76,7 @@ def draw(frame: "DataFrame", note: str = "") -> "Figure":
                 lower.set_ylabel("simulated over\nmeasured")
                 lower.legend(loc="lower left", fontsize=SMALL_PT, ncols=2, handletextpad=0.2, borderaxespad=0.1)
                 _name_transports(upper, rows)
-        figure.text(0.01, 0.01, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
+        caption(figure, lines)
     return figure
 
 

@@ -1,14 +1,15 @@
 """Steps of `ep` from our plan beside those of megatron-core itself."""
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from bench.errors import BadInput
 from paper_figs.style import (
     INK,
-    MUTED,
     SMALL_PT,
     WIDTH_IN,
     add_axes,
+    caption,
     new_figure,
     one_source,
     stamp,
@@ -42,8 +43,8 @@ def draw(frame: "DataFrame") -> "Figure":
             ax.barh(place, step, 0.66, color=colours[row["system"]], edgecolor=INK, linewidth=0.4)
             ax.plot([low, high], [place, place], color=INK, linewidth=0.8)
             over = row["over_megatron"]
-            words = f"{step:.0f} ms" + ("" if over is None or over != over else f", {over:.2f}")
-            ax.text(high, place, f" {words}", va="center", fontsize=SMALL_PT, color=INK)
+            value = f"{step:.0f} ms" + ("" if over is None or over != over else f", {over:.2f}")
+            ax.text(high, place, f" {value}", va="center", fontsize=SMALL_PT, color=INK)
         ax.set_yticks(range(len(rows)), [f"{row['system']}, {row['trainer']}" for row in rows])
         ax.invert_yaxis()
         ax.set_xlim(0, 1.05 * max(row["step_time_high_s"] for row in rows) * 1e3)
@@ -52,10 +53,10 @@ def draw(frame: "DataFrame") -> "Figure":
         first = rows[0]
         stamp(ax, one_source("megatron-ratio: source", frame["source"]))
         number = f"{first['gpus']} GPU" if first["gpus"] else "processes on CPUs"
-        caption = (
+        words = (
             f"{first['model']}, {first['cluster']} ({number}), {first['layout']}, sequences of {first['seq_len']}"
             f" tokens, {first['global_batch_tokens']:,} tokens a step; {first['rounds']} rounds,"
             f" {first['steps']} steps."
         )
-        figure.text(0.01, 0.02, caption, fontsize=SMALL_PT, color=MUTED, va="bottom")
+        caption(figure, textwrap.wrap(words, int(22 * WIDTH_IN)))
     return figure

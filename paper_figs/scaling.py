@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 from bench.errors import BadInput
 from paper_figs.style import (
     BODY_PT,
-    MUTED,
-    SMALL_PT,
     WIDTH_IN,
     add_axes,
+    caption,
     marker,
     new_figure,
     one_source,
@@ -69,7 +68,7 @@ def draw(frame: "DataFrame") -> "Figure":
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="upper center", ncols=len(labels))
         lines = textwrap.wrap(_caption(cells), int(22 * width))
-        figure.text(0.01, 0.01, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
+        caption(figure, lines)
     return figure
 
 

@@ -11,9 +11,9 @@ from paper_figs.style import (
     FAINT,
     INK,
     MUTED,
-    SMALL_PT,
     WIDTH_IN,
     add_axes,
+    caption,
     new_figure,
     one_source,
     stamp,
@@ -77,7 +77,7 @@ def draw(
                 ax.set_yticks(range(len(labels)), labels if column == 0 else [""] * len(labels))
             bottom -= 0.15
         _legend(figure)
-        figure.text(0.01, 0.01, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
+        caption(figure, lines)
     return figure
 
 

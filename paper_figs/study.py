@@ -12,6 +12,7 @@ from paper_figs.style import (
     SMALL_PT,
     WIDTH_IN,
     add_axes,
+    caption,
     marker,
     new_figure,
     one_source,
@@ -84,7 +85,7 @@ def draw(
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="upper center", ncols=len(names))
         lines = textwrap.wrap(_caption(cells), int(22 * width))
-        figure.text(0.01, 0.01, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
+        caption(figure, lines)
     return figure
 
 

@@ -1,7 +1,7 @@
 """What all figures share: sizes, type, colours by name, and files that are the same bytes for the same data."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,6 +161,11 @@ def stamp(ax: "Axes", source: str, x: float = 1.0, y: float = 1.0) -> None:
         color=MUTED,
         annotation_clip=False,
     )
+
+
+def caption(figure: "Figure", lines: Sequence[str]) -> None:
+    """Prints lines of small type at the foot of a figure."""
+    figure.text(0.01, 0.01, "\n".join(lines), fontsize=SMALL_PT, color=MUTED, va="bottom")
 
 
 def width_pt(text: str, size_pt: float, weight: str = "normal") -> float:

@@ -1,9 +1,11 @@
 """The paper's claims: judged by trials and by nothing else, and the table of the README is what the command prints."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from bench.assumptions import ASSUMPTIONS, DEFAULT_ASSUMPTIONS
 from bench.case import Layout
 from bench.errors import BadInput
 from bench.evaluate import CostModel
@@ -120,6 +122,48 @@ def test_a_verdict_that_differs_between_sets_says_on_what_it_depends() -> None:
     findings = [Finding(one, "a", "", "comes out", {}), Finding(one, "b", "", "does not", {})]
     assert overall(findings) == "depends on the assumptions: comes out under a; does not under b"
     assert overall(findings[:1]) == "comes out"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (("does not", "does not", "does not"), "does not"),
+        (("no trials", "does not", "does not"), "does not"),
+        (
+            ("in part: 3 of 12", "does not", "in part: 4 of 12"),
+            "depends on communication_sms: in part: 3 of 12 under h200-measured; does not under sm-exchange; "
+            "in part: 4 of 12 under nccl-all-to-all",
+        ),
+        (
+            ("does not", "comes out", "comes out"),
+            "depends on communication_sms and nic_all_to_all: does not under h200-measured; "
+            "comes out under sm-exchange, nccl-all-to-all",
+        ),
+        (
+            ("in part: 3 of 12", "in part: 2 of 12", "in part: 3 of 12"),
+            "in part: 3 of 12 under h200-measured, nccl-all-to-all; in part: 2 of 12 under sm-exchange",
+        ),
+    ],
+)
+def test_a_verdict_names_the_assumption_by_which_its_sets_differ(verdicts: tuple[str, ...], expected: str) -> None:
+    one = claim("over-megatron")
+    names = ("h200-measured", "sm-exchange", "nccl-all-to-all")
+    findings = [Finding(one, name, "", verdict, {}) for name, verdict in zip(names, verdicts, strict=True)]
+    assert overall(findings) == expected
+    table = markdown(findings).splitlines()
+    assert table[2].startswith(f"| **{one.says}** ({one.source}) | `h200-measured` |")
+    differ = len({*verdicts} - {"no trials"}) > 1
+    assert table[-1].endswith(f"| **{expected}** |" if differ else f"| {verdicts[-1]} |")
+    assert len(table) == 5 + differ
+
+
+def test_every_set_is_published_by_make() -> None:
+    """The Makefile names them, the default first and elsewhere than in a folder of its own."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (sets,) = re.findall(r"^SETS := (.*)$", text, re.MULTILINE)
+    assert sets.split()[0] == DEFAULT_ASSUMPTIONS
+    assert sorted(sets.split()) == sorted(ASSUMPTIONS)
+    assert f"$(filter-out {DEFAULT_ASSUMPTIONS},$(SET))" in text
 
 
 def test_published_trials_are_taken_by_spec_and_assumptions(tmp_path: Path) -> None:

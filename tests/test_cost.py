@@ -9,7 +9,14 @@ from hypothesis import given, settings
 
 from bench import predict
 from bench.action import COMPUTE, Action, Kind, Pass
-from bench.assumptions import ASSUMPTIONS, REASONS, Assumptions, get_assumptions
+from bench.assumptions import (
+    ASSUMPTIONS,
+    DEFAULT_ASSUMPTIONS,
+    DEPARTURES,
+    REASONS,
+    Assumptions,
+    get_assumptions,
+)
 from bench.case import Case, batch_of
 from bench.clusters import Cluster, get_cluster
 from bench.cost import Costs
@@ -558,6 +565,15 @@ def test_every_assumption_on_memory_takes_effect(name: str) -> None:
 
 def test_every_assumption_has_a_reason_and_a_test() -> None:
     assert set(Assumptions.model_fields) == set(REASONS) == {*OVERRIDES, *MEMORY_OVERRIDES}
+
+
+def test_a_set_that_departs_from_the_default_does_so_in_one_field_for_a_reason() -> None:
+    default = ASSUMPTIONS[DEFAULT_ASSUMPTIONS].model_dump()
+    assert set(ASSUMPTIONS) == {"datasheet", DEFAULT_ASSUMPTIONS, *DEPARTURES}
+    for name, (field, value, why) in DEPARTURES.items():
+        assert ASSUMPTIONS[name].model_dump() == default | {field: value}
+        assert value != default[field] and why
+        assert get_assumptions(DEFAULT_ASSUMPTIONS, [f"{field}={value}"]) == ASSUMPTIONS[name]
 
 
 def test_a_ranks_reserve_counts_its_communicators() -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from bench.assumptions import ASSUMPTIONS, Assumptions
+from bench.assumptions import ASSUMPTIONS, DEPARTURES, Assumptions
 from bench.case import Case, CaseSpec, Layout, Workload
 from bench.cli import app
 from bench.cli.figures import draw
@@ -135,6 +135,8 @@ def test_every_assumption_is_varied_around_its_value_and_says_why() -> None:
     for field, (low, high, why) in sensitivity.RANGES.items():
         assert low <= getattr(ASSUMPTIONS["h200-measured"], field) <= high
         assert low < high and why
+    for field, value, _ in DEPARTURES.values():
+        assert sensitivity.RANGES[field].low <= value <= sensitivity.RANGES[field].high
     for variation in sensitivity.variations(CostModel.named()):
         case = spec("disagmoe").with_layout(Layout(attention_ranks=2, expert_ranks=2))
         job = sensitivity.job_of(case, CostModel.named(), variation)

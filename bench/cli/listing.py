@@ -28,13 +28,28 @@ def list_things(
         raise unknown("what", what, _ROWS)
     rows = _ROWS[what]()
     if json:
-        from bench.assumptions import REASONS
-
-        print_json({"kind": "list", what: rows} | ({"reasons": REASONS} if what == "assumptions" else {}))
+        print_json({"kind": "list", what: rows} | (_reasons() if what == "assumptions" else {}))
         return
     if what == "assumptions":  # many fields, few sets
         rows = _by_field(rows)
     print_table(what, list(rows[0]), [list(row.values()) for row in rows])
+    if what == "assumptions":
+        _print_departures()
+
+
+def _reasons() -> dict[str, Any]:
+    from bench.assumptions import DEPARTURES, REASONS
+
+    return {"reasons": REASONS, "departures": {name: each._asdict() for name, each in DEPARTURES.items()}}
+
+
+def _print_departures() -> None:
+    """What sets have otherwise than the default, and why."""
+    from bench.assumptions import DEFAULT_ASSUMPTIONS, DEPARTURES
+    from bench.cli.output import print_table
+
+    rows = [[name, f"{each.field}={each.value:g}", each.why] for name, each in DEPARTURES.items()]
+    print_table(f"as {DEFAULT_ASSUMPTIONS}, but for one thing", ["set", "otherwise", "why"], rows)
 
 
 def _by_field(sets: Rows) -> Rows:

@@ -1,0 +1,72 @@
+"""What measured experiments share: runs of rounds that follow one another, as one row of a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.case import Case
+from bench.clusters import CLUSTERS, Cluster
+from bench.flops import step_flops
+from bench.metrics import mfu
+from bench.results import read_trials
+from bench.trial import Trial
+
+
+def num_gpus() -> int:
+    """GPUs that torch sees here; none where there is no torch."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count()
+
+
+def pair_of_processes() -> Cluster:
+    """Two processes of this machine: to see that it works, and no result."""
+    return Cluster.from_fields({**CLUSTERS["cpu"].model_dump(), "gpus_per_node": 2, "nics_per_node": 2})
+
+
+def published_in(folder: Path) -> list[Trial]:
+    """The trials of a folder; none where it is not there."""
+    return [trial for _, trial in read_trials([folder])] if folder.exists() else []
+
+
+def row_of(rounds: Sequence[Trial], gpus: int, how: dict[str, Any]) -> dict[str, Any]:
+    """Medians over the steady steps of all rounds of one case, and the range of the rounds' own.
+
+    Args:
+        rounds: trials that ended well, at least one.
+        gpus: ranks by which throughput and FLOPs are divided.
+        how: what else tells the row from others; it stands behind model and system.
+    """
+    case = rounds[0].case
+    assert isinstance(case, Case)
+    steps = [trial.samples["step_time_s"][trial.steady["first_step"] :] for trial in rounds]
+    step_s = median(value for some in steps for value in some)
+    of_rounds = [median(some) for some in steps]
+    work = case.workload
+    flops = step_flops(case.model, work.seq_len, work.global_batch_tokens)
+    return {
+        "model": case.model.name,
+        "system": case.system,
+        **how,
+        "layout": str(case.layout),
+        "cluster": case.cluster.name,
+        "seq_len": work.seq_len,
+        "global_batch_tokens": work.global_batch_tokens,
+        "source": "measured",
+        "rounds": len(rounds),
+        "steps": sum(map(len, steps)),
+        "step_time_s": step_s,
+        "step_time_low_s": min(of_rounds),
+        "step_time_high_s": max(of_rounds),
+        "tokens_per_s_per_gpu": work.global_batch_tokens / step_s / gpus,
+        "mfu": mfu(flops, step_s, gpus, case.cluster.gpu.peak_flops(work.dtype)),
+    }
+
+
+def median_of(rounds: Sequence[Trial], metric: str) -> float | None:
+    """Median of a metric over the rounds that have it; None where none has."""
+    values = [value for trial in rounds if (value := trial.metrics.get(metric)) is not None]
+    return median(values) if values else None
