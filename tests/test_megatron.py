@@ -76,10 +76,10 @@ def test_the_plan_of_megatron_equals_the_reference(pool: RankPool) -> None:
 
 def test_nothing_of_megatron_core_stays_in_a_rank(pool: RankPool) -> None:
     trial = Trial("megatron", megatron(ep=2, pp=2))
-    check(trial, pool, trainer="plan")  # opens the groups that stay
+    check(trial, pool)
     before = num_threads(pool)
     check(trial, pool)
-    # A process group has threads, and is kept by a trainer that is. Fewer are left where the plan's go with it.
+    # A process group has threads, and is kept by a trainer that is. Fewer are left where other tests' go with it.
     assert all(one <= other for one, other in zip(num_threads(pool), before, strict=True))
 
 
