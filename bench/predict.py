@@ -143,7 +143,7 @@ def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Pre
     With `rough`, the rendezvous run and the timeline's allocations are left out: a search makes them for its winner
     alone.
     """
-    from bench.simulate import peak_bytes, simulate  # loads the compiler, which most commands do without
+    from bench.simulate import peak_bytes, simulate
 
     program = lower(plan_of(case), case.model)
     if not rough:

@@ -275,7 +275,7 @@ def _hidden(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, fl
 
 
 def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
-    from bench.simulate import simulate  # loads the compiler
+    from bench.simulate import simulate
 
     first = rounds[0]
     case = first.case

@@ -17,6 +17,7 @@ import pytest
 from cases import make_case
 from launching import launch
 
+from bench.simulate.loops import always_compile
 from experiments.launch.ledger import Ledger
 from experiments.launch.site import Site
 from experiments.launch.watch import Plan, Sweep
@@ -29,6 +30,12 @@ def tasks(number: int) -> list[Task]:
     return [Task(case.model_copy(update={"workload": workload}), Settings()) for workload in seeds]
 
 
+def compiled_once() -> None:
+    """Compiles the simulator, which is kept on this machine."""
+    always_compile()
+    tasks(1)[0].run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("executor", "allowed_ms"), [("inprocess", 20), ("local", 50)])
 def test_cost_of_a_simulated_case(
@@ -36,8 +43,7 @@ def test_cost_of_a_simulated_case(
 ) -> None:
     number = 1000 if benchmark.enabled else 10
     site = Site(executor=executor, jobs=2)
-    first = tasks(1)
-    first[0].run()  # compiles the simulator, once a machine
+    compiled_once()
     spent: list[float] = []
 
     def run() -> dict[str, int]:
@@ -78,7 +84,7 @@ def test_time_to_the_first_result_on_the_screen(
     benchmark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """From the start of the command; what is compiled once a machine is compiled."""
-    tasks(1)[0].run()
+    compiled_once()
     begun: list[subprocess.Popen[str]] = []
 
     def first_result() -> str:

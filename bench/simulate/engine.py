@@ -1,4 +1,4 @@
-"""The compiled loop of the simulation.
+"""The loop of the simulation.
 
 A task is one operation on one rank; those of operation k are base[k] .. base[k + 1] - 1. A task waits for a number of
 conditions (its queue's predecessor, its dependencies, the arrival of its message). The last one puts it on a heap,
@@ -8,15 +8,16 @@ than the present time, so one pass over the heap is the whole simulation.
 
 Resources of a rank: the SMs, and the sending and the receiving port of NIC and NVLink.
 
-Helpers are inlined and take plain arrays: structures of arrays passed between compiled functions cost ten times more
-than the work done here.
+Compiled (see `loops`), helpers are inlined and take plain arrays: structures of arrays passed between compiled
+functions cost ten times more than the work done here.
 """
 
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from bench.simulate.loops import Loop
 
 COMPUTE, SEND, RECV, SYNC, UPDATE = range(5)  # bench.program.Op, as the compiler wants them
 NIC_OUT, NVLINK_OUT, NIC_IN, NVLINK_IN, SMS, NUM_RESOURCES = range(6)
@@ -79,7 +80,6 @@ class State(NamedTuple):
     unsummed: I64
 
 
-@njit(nogil=True, inline="always")
 def _push(keys, heap, size, key, task):  # type: ignore[no-untyped-def]
     place = size
     while place > 0:
@@ -92,7 +92,6 @@ def _push(keys, heap, size, key, task):  # type: ignore[no-untyped-def]
     return size + 1
 
 
-@njit(nogil=True, inline="always")
 def _pop(keys, heap, size):  # type: ignore[no-untyped-def]
     """Takes the top off, which the caller has read."""
     size -= 1
@@ -113,7 +112,6 @@ def _pop(keys, heap, size):  # type: ignore[no-untyped-def]
     return size
 
 
-@njit(nogil=True, inline="always")
 def _take(free, rank, port, nic_s, nvlink_s, ready):  # type: ignore[no-untyped-def]
     """Takes two neighbouring ports from one moment on, each for its own time; one that is not needed does not count."""
     start = ready
@@ -128,7 +126,6 @@ def _take(free, rank, port, nic_s, nvlink_s, ready):  # type: ignore[no-untyped-
     return start
 
 
-@njit(nogil=True, inline="always")
 def _meet(tasks, task, at):  # type: ignore[no-untyped-def]
     """Meets one condition of a task at a time; whether it was the last one."""
     tasks[task, READY] = max(tasks[task, READY], at)
@@ -136,7 +133,6 @@ def _meet(tasks, task, at):  # type: ignore[no-untyped-def]
     return tasks[task, PENDING] == 0
 
 
-@njit(nogil=True, inline="always")
 def _depart(messages, message, start, end):  # type: ignore[no-untyped-def]
     """Notes that one sender of a message has started; whether it was the last one."""
     messages[message, FIRST_START] = min(messages[message, FIRST_START], start)
@@ -146,7 +142,6 @@ def _depart(messages, message, start, end):  # type: ignore[no-untyped-def]
     return messages[message, UNSENT] == 0
 
 
-@njit(nogil=True, inline="always")
 def _deliver(tasks, message, latency, first_task, low, high, keys, heap, size):  # type: ignore[no-untyped-def]
     """Tells the receivers first_task + low .. high - 1 of a message that it is on its way; returns the heap's size."""
     for j in range(low, high):
@@ -157,7 +152,6 @@ def _deliver(tasks, message, latency, first_task, low, high, keys, heap, size): 
     return size
 
 
-@njit(nogil=True, inline="always")
 def _release(tasks, first_task, last_task, at, keys, heap, size):  # type: ignore[no-untyped-def]
     """Meets one condition of several tasks; returns the heap's size."""
     for task in range(first_task, last_task):
@@ -166,7 +160,6 @@ def _release(tasks, first_task, last_task, at, keys, heap, size):  # type: ignor
     return size
 
 
-@njit(nogil=True, inline="always")
 def _start_sum(tasks, free, first_task, last_task, first_rank, start, seconds):  # type: ignore[no-untyped-def]
     """Runs a sum on all ranks of its group, on all their ports; returns its latest end."""
     latest = start
@@ -179,8 +172,7 @@ def _start_sum(tasks, free, first_task, last_task, first_rank, start, seconds): 
     return latest
 
 
-@njit(cache=True, nogil=True)
-def run(ops, seconds, state):  # type: ignore[no-untyped-def]
+def _run(ops, seconds, state):  # type: ignore[no-untyped-def]
     """Fills `state` (an `Ops`, a `Durations`, a `State`); returns the number of tasks that finished."""
     op, base, task_op, first_rank, next_op, user_ptr, users, partner, message, to_same_rank, row, updates = ops
     first, second, first_in, second_in, latency = seconds
@@ -240,3 +232,6 @@ def run(ops, seconds, state):  # type: ignore[no-untyped-def]
             for update in updates:
                 size = _release(tasks, base[update], base[update + 1], summed, keys, heap, size)
     return done
+
+
+run = Loop(_run, _push, _pop, _take, _meet, _depart, _deliver, _release, _start_sum)

@@ -1,12 +1,12 @@
 """Bytes held over a simulated step: static state, and values from the start of their maker to the end of their user."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from bench.action import view
 from bench.cost import Costs
 from bench.program import Held, Op, Program
+from bench.simulate.loops import Loop
 from bench.timeline import Timeline
 
 Floats = NDArray[np.float64]
@@ -39,10 +39,9 @@ def peak_bytes(program: Program, costs: Costs, timeline: Timeline) -> Floats:
     # Sorting is stable: ends, which come first, stay before starts of the same moment.
     order = np.argsort(when, kind="stable")
     static = np.repeat([costs.static_bytes(group.name) for group in groups], sizes)
-    return static + _highest(order, rank, held, len(static))
+    return static + _HIGHEST(len(order), order, rank, held, len(static))
 
 
-@njit(cache=True, nogil=True)
 def _highest(order, rank, held, num_ranks):  # type: ignore[no-untyped-def]
     """[ranks]: the largest sum of what is held. Of n values, event i < n is the end of value i, n + i its start."""
     now, most = np.zeros(num_ranks), np.zeros(num_ranks)
@@ -55,6 +54,9 @@ def _highest(order, rank, held, num_ranks):  # type: ignore[no-untyped-def]
             now[r] += held[value]
             most[r] = max(most[r], now[r])
     return most
+
+
+_HIGHEST = Loop(_highest)
 
 
 def _spans(

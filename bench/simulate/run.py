@@ -1,4 +1,4 @@
-"""From a program and its costs to columns for the compiled loop, and from its answer to a timeline."""
+"""From a program and its costs to columns for the loop, and from its answer to a timeline."""
 
 from functools import reduce
 from math import gcd, inf
@@ -45,7 +45,7 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None, alloca
     table = _Table(program, costs, sizes)
     ops = _ops(program, sizes, table.row_of)
     state = _state(program, ops, sizes)
-    done = engine.run(ops, table.durations, state)
+    done = engine.run(len(ops.task_op), ops, table.durations, state)
     if done != len(ops.task_op):
         check(program)
         raise PlanError("plan", f"{done} of {len(ops.task_op)} tasks", "a plan that ends", "")
