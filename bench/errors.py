@@ -2,9 +2,10 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel, ValidationError
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 MAX_VALUE_CHARS = 120
 
@@ -39,7 +40,7 @@ def unknown(field: str, value: object, known: Iterable[str]) -> BadInput:
     return BadInput(field, value, _listed(str(value), list(known)))
 
 
-def from_pydantic(exc: ValidationError, prefix: str = "", model: type[BaseModel] | None = None) -> BadInput:
+def from_pydantic(exc: "ValidationError", prefix: str = "", model: "type[BaseModel] | None" = None) -> BadInput:
     """The first entry of a pydantic error as a ``BadInput``.
 
     Args:
@@ -82,8 +83,10 @@ def _allowed(message: str, context: Mapping[str, Any]) -> str:
     return message
 
 
-def _owner(model: type[BaseModel] | None, path: list[str]) -> type[BaseModel] | None:
+def _owner(model: "type[BaseModel] | None", path: list[str]) -> "type[BaseModel] | None":
     """The model class at ``path`` below ``model``; None where it cannot be told."""
+    from pydantic import BaseModel
+
     for name in path:
         if model is None:
             return None

@@ -56,15 +56,23 @@ def read_trial(path: Path) -> Trial:
     return take_series(path.parent, Trial.parse(path.read_bytes()))
 
 
-def read_trials(places: Iterable[Path], *, series: bool = True) -> Iterator[tuple[Path, Trial]]:
+def read_trials(
+    places: Iterable[Path], *, series: bool = True, wanted: Callable[[bytes], bool] | None = None
+) -> Iterator[tuple[Path, Trial]]:
     """Trials in files and directories, by file name, each once; files that are none are named in one warning.
 
-    Hidden files and folders are not looked at. Without `series` the records alone are read, which is faster.
+    Hidden files and folders are not looked at. Without `series` the records alone are read, which is faster. `wanted`
+    may tell by the text of a record that it need not be parsed.
     """
     foreign = Foreign()
     for path in json_files(places):
         try:
-            trial = read_trial(path) if series else Trial.parse(path.read_bytes())
+            text = path.read_bytes()
+            if wanted is not None and not wanted(text):
+                continue
+            trial = Trial.parse(text)
+            if series:
+                trial = take_series(path.parent, trial)
         except (OSError, BadInput) as error:
             foreign.add(path, error)
             continue

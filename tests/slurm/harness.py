@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,29 +22,14 @@ import pytest
 from bench.execute.flight import Phase, read_slots
 from bench.results import read_trial
 from bench.trial import Trial
+from experiments.launch.submission import JobFolder
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PATIENCE_S = 240.0
 RUN = ("--backend", "run")
-
-
-@cache
-def _step_s() -> float:
-    """Processor seconds of a step of the tiny case on this machine: no step is shorter, whatever else runs there."""
-    from tiny import specs
-
-    from bench.measured import measure
-
-    trial = measure(specs()[0], steps=100, telemetry_hz=50).trial
-    step_s = trial.metrics["step_time_s"]
-    assert step_s is not None
-    return step_s * min(1.0, float(trial.telemetry["host"]["cpus_per_rank"]))
-
-
-def lasting(seconds: float) -> tuple[str, ...]:
-    """Options of runs of one rank that last at least so long, so that there is something to interrupt."""
-    return (*RUN, "--steps", str(max(20, int(seconds / _step_s()))))
+HELD = (*RUN, "--steps", "40")
+"""Options of runs that are held: long enough that a rank is seen to run and stopped before it ends."""
 
 
 class Cluster:
@@ -99,18 +83,37 @@ class Cluster:
         return done.returncode == 0
 
     @contextlib.contextmanager
-    def paused(self, number: int = 1) -> Iterator[None]:
-        """All ranks of jobs, at least `number`, stand still meanwhile: however slow this machine is, none ends."""
-        ranks = [process for process in self.job_processes() if "experiments.launch.job" in process.cmdline()]
-        for rank in ranks:
-            rank.suspend()
-        assert len(ranks) >= number
+    def held(self, number: int = 1) -> Iterator[None]:
+        """That many ranks of jobs stand still, each from the beginning of its run on: whatever else this machine does,
+        none has ended and none ends."""
+        ranks: dict[int, psutil.Process] = {}
+        held: set[int] = set()
+
+        def all_held() -> bool:
+            if len(ranks) < number:
+                ranks.update((rank.pid, rank) for rank in self.ranks())
+            for pid, rank in ranks.items():
+                if pid not in held and _runs_a_case(rank):
+                    rank.suspend()
+                    held.add(pid)
+            return len(held) >= number
+
         try:
+            wait_until(all_held, every_s=0.02)
             yield
         finally:
-            for rank in ranks:
+            for pid in held:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    rank.resume()
+                    ranks[pid].resume()
+
+    def ranks(self) -> list[psutil.Process]:
+        """The processes that train or simulate in sweeps' jobs on this cluster."""
+        found = []
+        for process in self.job_processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "experiments.launch.job" in process.cmdline() and process.name() != "srun":
+                    found.append(process)
+        return found
 
     def job_processes(self) -> list[psutil.Process]:
         """Processes of sweeps' jobs on this cluster, without Slurm's own."""
@@ -205,11 +208,17 @@ class Sweep:
         wait_until(lambda: not self.cluster.job_processes())
 
 
-def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+def _runs_a_case(rank: psutil.Process) -> bool:
+    """Whether the first rank of the process's job has noted that a case has started."""
+    folder, element = JobFolder(Path(rank.cmdline()[-1])), int(rank.environ()["SLURM_ARRAY_TASK_ID"])
+    return any(event["event"] == "case-start" for event in folder.events(element))
+
+
+def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S, every_s: float = 0.2) -> None:
     end = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
+        time.sleep(every_s)
 
 
 def running_slurm(**settings: str) -> Iterator[Cluster]:

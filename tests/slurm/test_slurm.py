@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import RUN, Cluster, Sweep, lasting, wait_until
+from harness import HELD, RUN, Cluster, Sweep, wait_until
 
 from bench.execute.flight import Phase
 
@@ -65,11 +65,9 @@ def test_repeats_share_an_allocation_in_rounds(cluster: Cluster, tmp_path: Path)
 
 
 def test_a_cancelled_job_is_final(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
-    sweep.wait_for("case-start", 2)
-    job = str(sweep.events("job-start")[0]["job"])
-    with cluster.paused(2):
-        cluster.command("scancel", job)
+    sweep = Sweep(cluster, tmp_path / "r", *HELD, cases=2).begin()
+    with cluster.held(2):
+        cluster.command("scancel", str(sweep.events("job-start")[0]["job"]))
     said = sweep.end(1)
     assert "cancelled while it ran" in said
     sweep.require_complete(ok=1, error=1)
@@ -82,8 +80,7 @@ def test_a_cancelled_job_is_final(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_killed_rank_ends_the_run_which_is_tried_again(cluster: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "10", cases=1, ranks=4).begin()
-    sweep.wait_for("case-start")
-    with cluster.paused(4):
+    with cluster.held(4):
         _rank(cluster, 3).send_signal(signal.SIGKILL)
     assert "the job failed (signal" in sweep.end()
     sweep.require_complete()
@@ -106,31 +103,27 @@ def test_the_record_of_a_killed_rank_has_the_last_actions_of_all(cluster: Cluste
 
 
 def _rank(cluster: Cluster, rank: int) -> psutil.Process:
-    (found,) = [process for process in cluster.job_processes() if _is_rank(process, rank)]
+    (found,) = [process for process in cluster.ranks() if process.environ()["SLURM_PROCID"] == str(rank)]
     return found
 
 
-def _is_rank(process: psutil.Process, rank: int) -> bool:
-    return process.environ().get("SLURM_PROCID") == str(rank) and "experiments.launch.job" in process.cmdline()
-
-
 def test_a_preempted_run_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(10), cases=1).begin()
-    sweep.wait_for("case-start")
-    with cluster.paused():
-        cluster.command("sbatch", "-p", "high", "-N", "4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 5")
+    sweep = Sweep(cluster, tmp_path / "r", *HELD, cases=1).begin()
+    with cluster.held():
+        hog = cluster.command("sbatch", "-p", "high", "-N4", "--exclusive", "-o/dev/null", "--wrap", "sleep 600")
         wait_until(lambda: not cluster.job_processes())
+    cluster.command("scancel", hog.split()[-1])
     sweep.end()
     sweep.require_complete()
     assert len(sweep.events("case-start")) == 2
 
 
 def test_a_run_survives_its_node(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=1).begin()
-    sweep.wait_for("case-start")
-    node = str(sweep.events("job-start")[0]["host"])
+    sweep = Sweep(cluster, tmp_path / "r", *HELD, cases=1).begin()
+    node = ""
     try:
-        with cluster.paused():
+        with cluster.held():
+            node = str(sweep.events("job-start")[0]["host"])
             cluster.command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
             wait_until(lambda: not cluster.job_processes())
         sweep.end()
@@ -164,12 +157,10 @@ def test_what_slurm_refuses_for_good_is_said_and_can_be_run_later(cluster: Clust
 
 
 def test_a_controller_may_stop_and_start(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
-    sweep.wait_for("case-start")
-    with cluster.paused():
+    sweep = Sweep(cluster, tmp_path / "r", *HELD, cases=2).begin()
+    with cluster.held(2):
         standing = json.loads(sweep.ask("status", "--json"))
-        counted = standing["counts"]["running"]
-        assert (standing["total"], standing["trouble"], len(standing["running"])) == (2, "", counted)
+        assert (standing["counts"], standing["trouble"], len(standing["running"])) == ({"running": 2}, "", 2)
         cluster.stop_controller()
         assert "ep tiny" in sweep.ask("status") and json.loads(sweep.ask("status", "--json"))["trouble"]
     sweep.wait_for("case-end")
@@ -179,10 +170,10 @@ def test_a_controller_may_stop_and_start(cluster: Cluster, tmp_path: Path) -> No
 
 
 def test_job_ids_may_start_again(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
-    sweep.wait_for("case-start")
-    cluster.stop_controller()
-    cluster.start_controller(forget=True)
+    sweep = Sweep(cluster, tmp_path / "r", *HELD, cases=2).begin()
+    with cluster.held(2):
+        cluster.stop_controller()
+        cluster.start_controller(forget=True)
     other = Sweep(cluster, tmp_path / "other", cases=2)
     other.run()
     other.require_complete()
@@ -251,13 +242,12 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(cluster: Cluster, tmp_pa
 
 
 def test_cancel_stops_sweep_and_jobs(cluster: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2).begin()
-    sweep.wait_for("case-start", 2)
-    with cluster.paused(2):
+    sweep = Sweep(cluster, tmp_path / "r", *HELD, cases=2).begin()
+    with cluster.held(2):
         assert sweep.ask("cancel") == "tiny-run: cancelled 1 jobs\n"
     assert "2 runs have no result: the sweep was cancelled" in sweep.end(1)
     wait_until(lambda: not cluster.job_processes())
     assert sweep.records() == {}
-    again = Sweep(cluster, tmp_path / "r", *lasting(6), cases=2)
+    again = Sweep(cluster, tmp_path / "r", *HELD, cases=2)
     again.run()
     again.require_complete()
