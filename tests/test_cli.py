@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from bench.case import batch_of
 from bench.cli import app
-from bench.cli.main import OneLineErrors
+from bench.cli.application import OneLineErrors
 from bench.cli.options import run_case, spread_pairs
 from bench.clusters import get_cluster
 from bench.lower import lower
@@ -522,3 +522,17 @@ def test_without_torch_run_says_how_to_install_it(here: Path) -> None:
         assert "pip install 'disagmoe-bench[train]'" in done.stderr
         assert "make setup-train" in done.stderr
     assert not list(here.iterdir())
+
+
+def test_ctrl_c_while_it_still_imports_is_said_in_a_line(here: Path) -> None:
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom bench.cli import main; main()"
+    words = [sys.executable, "-X", "importtime", "-c", program, "list", "systems"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(words, cwd=here, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while not process.stderr.readline().rstrip().endswith(" bench.cli"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    told = [line for line in err.splitlines() if not line.startswith("import time:")]
+    assert (process.returncode, out, told) == (130, "", ["moebench: stopped"])

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from bench.cli import roofline
-from bench.cli.main import OneLineErrors
+from bench.cli.application import OneLineErrors
 
 ARGUMENTS = ["roofline", "--model", "qwen3-30b", "--cluster", "h800x4"]
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.cli.main import OneLineErrors
+from bench.cli.application import OneLineErrors
 from bench.cli.trace_analyze import register
 from bench.errors import BadInput
 from bench.kineto import analyze_traces, trace_files

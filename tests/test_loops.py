@@ -63,7 +63,7 @@ def add(one: int, other: int) -> int:
 
 def test_a_small_step_is_simulated_without_the_compiler() -> None:
     script = (
-        "import sys; from bench.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
+        "import sys; from bench.cli.application import app; app(sys.argv[1:], standalone_mode=False); "
         "assert 'numpy' in sys.modules and 'numba' not in sys.modules and 'scipy' not in sys.modules"
     )
     words = ["simulate", "ep", "--model", "tiny", "--cluster", "h800x1", "--seq-len", "64", "--layout", "ep=2"]

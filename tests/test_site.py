@@ -31,6 +31,22 @@ def test_options_win_over_the_file_and_switch_it_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("jobs", 0, "--jobs: 0 is not valid"),
+        ("max_nodes", 0, "--max-nodes: 0 is not valid"),
+        ("time", "1-", "--time: '1-' is not valid; allowed: minutes, minutes:seconds, hours:minutes:seconds"),
+        ("executor", "pbs", "--executor: 'pbs' is not valid"),
+    ],
+)
+def test_a_wrong_option_is_named_as_it_was_typed(tmp_path: Path, option: str, value: object, line: str) -> None:
+    (tmp_path / "site.toml").write_text("jobs = 2\n")
+    with pytest.raises(BadInput) as refused:
+        site.load(tmp_path / "site.toml", {option: value})
+    assert str(refused.value).startswith(line)
+
+
+@pytest.mark.parametrize(
     ("text", "line"),
     [
         ('partitoin = "a"', "did you mean 'partition'"),
@@ -48,7 +64,17 @@ def test_wrong_site_files_are_refused_in_one_line(tmp_path: Path, text: str, lin
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("30", 30), ("00:30:00", 30), ("1:01", 2), ("1-02:03:04", 1564), ("00:00:01", 1)]
+    ("text", "expected"),
+    [
+        ("30", 30),
+        ("00:30:00", 30),
+        ("0:30", 1),
+        ("1:01", 2),
+        ("1-02:03:04", 1564),
+        ("1-02:03", 1563),
+        ("1-2", 1560),
+        ("00:00:01", 1),
+    ],
 )
 def test_time_limits_are_read_as_slurm_does(text: str, expected: int) -> None:
     assert site.minutes_of("time", text) == expected

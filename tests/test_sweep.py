@@ -96,7 +96,7 @@ def test_the_local_executor_runs_packs_in_processes_of_their_own(tmp_path: Path)
     standing = sweeps.standing(ledger, None)
     assert (standing.name, standing.done, standing.total) == ("tiny-simulate", 6, 6)
     case_id = next(iter(sweeps.read(ledger, None)[1].values())).spec.id  # type: ignore[attr-defined]
-    ((one, found, element),) = sweeps.logs_of(ledger, case_id[:8])
+    (((one,), found, element),) = sweeps.logs_of(ledger, case_id[:8])
     assert one.label.startswith("ep tiny") and found.path == job and found.logs(element)
 
 

@@ -51,6 +51,36 @@ def test_status_and_logs_of_what_is_done(tmp_path: Path) -> None:
     assert Path(job["script"]).is_file() and all(Path(path).is_file() for path in job["logs"])
     assert str(job["script"]) in ask(tmp_path, "logs", case_id)
     assert ask(tmp_path, "cancel") == "tiny-simulate: cancelled 0 jobs\n"
+    assert json.loads(ask(tmp_path, "status", "--json"))["cancelled"] is False  # there was nothing to cancel
+
+
+@pytest.mark.slow
+def test_a_log_that_repeats_share_is_shown_once(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    options = (*RUN, "2", "--repeats", "2", "--pack")
+    out, err = launch(tmp_path, *options, cases=1).communicate(timeout=200)
+    assert "2 ok" in out, err
+    case_id = next(iter(tmp_path.glob("*-measured-*.json"))).name.partition("-")[0]
+    shown = ask(tmp_path, "logs", case_id)
+    assert shown.startswith("ep tiny cpu2x2 4x16\nep tiny cpu2x2 4x16 #2\n  script ")
+    assert shown.count("  script ") == 1
+    (job,) = json.loads(ask(tmp_path, "logs", case_id, "--json"))["jobs"]
+    assert job["runs"] == ["ep tiny cpu2x2 4x16", "ep tiny cpu2x2 4x16 #2"]
+
+
+@pytest.mark.slow
+def test_a_dry_run_without_slurm_shows_the_script_and_what_it_could_not_check(tmp_path: Path) -> None:
+    options = ("--executor", "slurm", "--partition", "any", "--jobs", "2")
+    nowhere = {"PATH": str(tmp_path)}
+    out, err = launch(tmp_path / "r", *options, "--dry-run", **nowhere).communicate(timeout=200)
+    assert "#SBATCH --partition=any" in out and "#SBATCH --array=0-1%2" in out
+    assert err == (
+        "moebench: partition, nodes and time limit are not checked: that takes a machine with Slurm; there is no "
+        "sbatch here\n"
+    )
+    out, err = launch(tmp_path / "r", *options, **nowhere).communicate(timeout=200)
+    assert not out and err.startswith("moebench: executor: 'slurm' is not valid; allowed: a machine with Slurm")
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """`python -m bench.cli` is `moebench`."""
 
-from bench.cli.main import main
+from bench.cli import main
 
 if __name__ == "__main__":
     main()

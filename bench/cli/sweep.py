@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bench.trial import Trial
     from experiments.launch.outcome import Event, Outcome
     from experiments.launch.site import Site
+    from experiments.launch.slurm_state import ClusterFacts
     from experiments.launch.watch import Plan
 
 EXECUTORS = ("inprocess", "debug", "local", "slurm")
@@ -104,9 +105,10 @@ def sweep(
     if out is not None:
         require_folder("out", out)
         _require_figure(experiment, only)
-    plan = _plan(experiment, quick, only or [], settings, repeats, chosen, pack, ledger, words)
+    facts, unchecked = _cluster(chosen, dry_run)
+    plan = _plan(experiment, quick, only or [], settings, repeats, chosen, pack, ledger, words, facts)
     if dry_run:
-        _preview(plan, ledger, json)
+        _preview(plan, ledger, unchecked, json)
         return
     outcome = _run(plan, ledger, retry_failed, json)
     if out is not None and not outcome.open:
@@ -151,6 +153,24 @@ def _lines(setup: Path | None) -> tuple[str, ...] | None:
         raise BadInput("setup", str(setup), f"a text file that can be read ({reason})") from None
 
 
+def _cluster(site: "Site", dry_run: bool) -> "tuple[ClusterFacts | None, str]":
+    """What Slurm says of itself, where it is asked; and why it could not be, which a dry run goes on without.
+
+    Raises BadInput.
+    """
+    from bench.errors import BadInput
+    from experiments.launch.slurm_state import cluster_facts
+
+    if site.executor != "slurm":
+        return None, ""
+    try:
+        return cluster_facts(), ""
+    except BadInput as error:
+        if not dry_run:
+            raise
+        return None, f"partition, nodes and time limit are not checked: that takes {error.allowed}"
+
+
 def _plan(
     experiment: str,
     quick: bool,
@@ -161,15 +181,14 @@ def _plan(
     pack: bool,
     ledger: Any,
     words: str,
+    facts: "ClusterFacts | None",
 ) -> "Plan":
     """What is to be run, checked."""
     from experiments.launch import choose, layouts, preview
     from experiments.launch.pack import require_here, require_machine
-    from experiments.launch.slurm_state import cluster_facts
     from experiments.launch.sweeps import name_of
     from experiments.launch.watch import Plan
 
-    facts = cluster_facts() if site.executor == "slurm" else None
     left_out: list[Trial] = []
     specs = choose.only(choose.specs_of(experiment, quick, settings.backend), only)
     if settings.backend == "run":
@@ -209,7 +228,7 @@ def _say_left_out(specs: "list[tuple[CaseSpec, str]]") -> None:
         typer.echo(f"moebench: left out: {what} {cluster}{times}: {why}", err=True)
 
 
-def _preview(plan: "Plan", ledger: Any, json: bool) -> None:
+def _preview(plan: "Plan", ledger: Any, unchecked: str, json: bool) -> None:
     from bench.cli.output import print_json, print_table
     from experiments.launch.preview import runs, scripts
     from experiments.launch.site import clock
@@ -229,8 +248,10 @@ def _preview(plan: "Plan", ledger: Any, json: bool) -> None:
             }
             for run in found
         ]
-        print_json({"kind": "dry-run", "name": plan.name, "runs": rows, "scripts": texts})
+        print_json({"kind": "dry-run", "name": plan.name, "runs": rows, "scripts": texts, "unchecked": unchecked})
         return
+    if unchecked:
+        typer.echo(f"moebench: {unchecked}", err=True)
     columns = ["run", "nodes", "ranks", "memory GiB", "time limit", "GPU-hours"]
     rows_shown = [
         [run.task.label, run.nodes, run.ranks, size, clock(run.minutes), run.gpu_hours]

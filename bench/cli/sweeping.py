@@ -172,20 +172,20 @@ def logs(
     if json:
         rows = [
             {
-                "run": task.label,
+                "runs": [task.label for task in tasks],
                 "logs": [str(path) for path in folder.logs(element)],
                 "script": str(folder.script()),
-                "last_actions": last_actions(folder, element, task),
+                "last_actions": last_actions(folder, element, tasks[0]),
             }
-            for task, folder, element in found
+            for tasks, folder, element in found
         ]
         print_json({"kind": "logs", "jobs": rows})
         return
     if not found:
         typer.echo("it ran inside the sweep's own process, or has not run: there is no log")
-    for task, folder, element in found:
-        typer.echo(f"{task.label}\n  script {folder.script()}")
-        for line in shortened(last_actions(folder, element, task)):
+    for tasks, folder, element in found:
+        typer.echo("\n".join([*(task.label for task in tasks), f"  script {folder.script()}"]))
+        for line in shortened(last_actions(folder, element, tasks[0])):
             typer.echo(f"  {line}")
         for path in folder.logs(element):
             typer.echo(f"  log {path}")

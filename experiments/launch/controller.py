@@ -3,6 +3,7 @@
 What Slurm and srun do on a cluster, for this machine: ``python -m experiments.launch.controller FOLDER ELEMENT``.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from experiments.launch.submission import JobFolder, JobRecord
 
 TIMED_OUT = 124
 KILL_WAIT_S = 5.0
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +51,17 @@ def _start(folder: JobFolder, record: JobRecord, element: int, rank: int) -> "su
     log = folder.path / f"{job_id}_{element}_{rank}_log"
     words = folder.launch_line().replace("ELEMENT", str(element))
     with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
-        return subprocess.Popen(["sh", "-ec", words], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        return subprocess.Popen(
+            ["sh", "-ec", words],
+            env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
+        )  # fmt: skip
+
+
+def _end_with_parent() -> None:
+    """In a rank before it begins: the kernel kills it with its controller. Elsewhere the rank looks, once it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _wait(ranks: "list[subprocess.Popen[bytes]]", deadline: float) -> int:

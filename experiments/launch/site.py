@@ -12,6 +12,9 @@ from bench.errors import BadInput, from_pydantic
 from bench.files import parse_mapping
 
 VARIABLE = "MOEBENCH_SITE"
+TIME_FORMS = (
+    "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or days-hours:minutes:seconds"
+)
 OFF = ("", "none")
 """Words that switch a default of the site file off."""
 
@@ -95,15 +98,17 @@ class Site(BaseModel):
 
 
 def minutes_of(field: str, text: str) -> int:
-    """Minutes of Slurm's ``minutes``, ``hours:minutes:seconds`` or ``days-hours:minutes:seconds``, rounded up."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)|(\d+)", text)
+    """Minutes of a time in one of Slurm's `TIME_FORMS`, rounded up. Raises BadInput."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if found is None:
-        raise BadInput(field, text, "hours:minutes:seconds, days-hours:minutes:seconds, or minutes")
-    if found[5]:
-        total = 60 * int(found[5])
-    else:
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
-        total = ((24 * days + hours) * 60 + minutes) * 60 + seconds
+        raise BadInput(field, text, TIME_FORMS)
+    days, *rest = found.groups()
+    parts = [int(part) for part in rest if part is not None]
+    # Days are followed by hours; without them one number is minutes, and two are minutes and seconds.
+    if days is None and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    total = ((24 * int(days or 0) + hours) * 60 + minutes) * 60 + seconds
     if total < 1:
         raise BadInput(field, text, "more than no time")
     return -(-total // 60)
@@ -125,7 +130,8 @@ def default_path() -> Path:
 def load(path: Path | None, options: Mapping[str, Any]) -> Site:
     """The site file (the default one may be missing) with the options that were given put in; a None was not given.
 
-    Raises BadInput for a file that cannot be read, an unknown key, or a value that is not allowed.
+    Raises BadInput for a file that cannot be read, an unknown key, or a value that is not allowed: named ``site.FIELD``
+    in the file and ``--field`` as an option.
     """
     chosen = default_path() if path is None else path
     given_by_name = path is not None or bool(os.environ.get(VARIABLE))
@@ -138,7 +144,11 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Site:
             fields.pop(key, None)
         else:
             fields[key] = value
-    return Site.make(**fields)
+    try:
+        return Site.make(**fields)
+    except BadInput as error:  # the file is right, so it is an option
+        option = error.field.removeprefix("site.").partition(".")[0].replace("_", "-")
+        raise BadInput(f"--{option}", error.value, error.allowed) from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.case import CaseSpec
 from bench.errors import BadInput, unknown
 from bench.trial import FINISHED, Trial
 from experiments.launch.ledger import Claim, Ledger, replace
@@ -180,8 +181,9 @@ def tail(path: Path, num_lines: int = TAIL_LINES) -> list[str]:
     return [line for line in lines if line.strip()][-num_lines:]
 
 
-def logs_of(ledger: Ledger, case: str) -> list[tuple[Task, JobFolder, int]]:
-    """Jobs that ran a case: (task, folder, element), the last start last. `case`: the beginning of a case id or key.
+def logs_of(ledger: Ledger, case: str) -> list[tuple[list[Task], JobFolder, int]]:
+    """Jobs that ran a case: (its repeats there, folder, element), the last start last. `case`: the beginning of a case
+    id or key.
 
     Raises BadInput where no sweep of the results folder has it.
     """
@@ -192,22 +194,26 @@ def logs_of(ledger: Ledger, case: str) -> list[tuple[Task, JobFolder, int]]:
                 found[key] = task
     if not found:
         raise BadInput("case", case, "the beginning of the id of a case in a sweep; see `moebench status`")
-    jobs = []
+    ran: dict[tuple[str, int, CaseSpec], list[Task]] = {}
     for key, task in found.items():
         for claim in ledger.history(key):
             if claim.job:
-                jobs.append((task, JobFolder(ledger.jobs / claim.job), claim.element))
-    return jobs
+                ran.setdefault((claim.job, claim.element, task.spec), []).append(task)
+    return [(tasks, JobFolder(ledger.jobs / job), element) for (job, element, _), tasks in ran.items()]
 
 
 def withdraw(ledger: Ledger, name: str | None) -> tuple[str, int]:
     """Stops a sweep: its process, if one runs, goes no further, and its jobs are cancelled. Name and number of jobs.
 
+    A sweep whose runs all have their records stays as it is.
+
     Raises BadInput for an unknown sweep, SlurmError where Slurm does not cancel.
     """
     chosen, tasks, _ = read(ledger, name)
+    claims = ledger.claims(unfinished := tasks.keys() - ledger.done())
+    if not unfinished:
+        return chosen, 0
     _withdrawal(ledger, chosen).touch()
-    claims = ledger.claims(tasks.keys() - ledger.done())
     jobs = sorted({claim.job for claim in claims.values() if claim.job})
     trouble: SlurmError | None = None
     num_cancelled = 0

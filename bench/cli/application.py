@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import typer
 
 from bench.cli import (
+    EXIT_STOPPED,
     choosing,
     claims,
     comparing,
@@ -32,7 +33,6 @@ from bench.errors import BadInput, unknown
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 EXIT_BAD_INPUT = 2
-EXIT_STOPPED = 130
 
 
 class OneLineErrors(KnownVerbs):
@@ -119,8 +119,3 @@ for group in (
     doctor,
 ):
     group.add_verbs(app)
-
-
-def main() -> None:
-    """The entry point of the installed command."""
-    app(prog_name="moebench")
