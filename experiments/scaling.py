@@ -53,6 +53,7 @@ def evidence(trials: list[Trial]) -> Evidence:
     """What the cells show together: a row for every cell and mode it belongs to."""
     import pandas as pd
 
+    trials = sorted(trials, key=lambda trial: (MODELS.index(trial.case.model.name), trial.case.cluster.num_nodes))
     data = table_of(trials)
     weak = data["global_batch_tokens"] == WEAK_TOKENS_PER_GPU * data["num_gpus"]
     strong = data["global_batch_tokens"] == STRONG_BATCH_TOKENS

@@ -27,7 +27,7 @@ NEEDED = ("mode", "model", "system", "status", "source", "num_gpus", "global_bat
 RATE = "tokens_per_s_per_gpu"
 WHOLE = "search_complete"
 MAX_LABELS = 5  # of an axis
-_LEFT_IN, _RIGHT_IN, _GAP_IN, _HIGH_IN, _ABOVE_IN, _BELOW_IN = 0.55, 0.08, 0.3, 1.25, 0.52, 0.66
+_LEFT_IN, _RIGHT_IN, _GAP_IN, _HIGH_IN, _ABOVE_IN, _BELOW_IN = 0.5, 0.12, 0.36, 1.25, 0.52, 0.66
 
 
 def draw(frame: "DataFrame") -> "Figure":
@@ -46,6 +46,7 @@ def draw(frame: "DataFrame") -> "Figure":
         raise BadInput("scaling rows", 0, "at least one cell")
     cells = frame.reindex(columns=[*NEEDED, RATE])
     cells[WHOLE] = frame[WHOLE].astype(bool) if WHOLE in frame.columns else True
+    sizes = sorted(set(cells["num_gpus"].astype(int)))
     models, modes = list(dict.fromkeys(cells["model"])), list(dict.fromkeys(cells["mode"]))
     width = min(WIDTH_IN, _LEFT_IN + 2.2 * len(models))
     wide = (width - _LEFT_IN - _RIGHT_IN + _GAP_IN) / len(models) - _GAP_IN
@@ -58,7 +59,7 @@ def draw(frame: "DataFrame") -> "Figure":
                 ax = add_axes(figure, (_LEFT_IN + column * (wide + _GAP_IN), bottom, wide, _HIGH_IN))
                 some = cells[(cells["model"] == model) & (cells["mode"] == mode)]
                 if len(some):
-                    _panel(ax, some)
+                    _panel(ax, some, sizes)
                     stamp(ax, one_source(f"scaling panel {model} {mode}: source", some["source"]))
                 ax.set_title(f"{model}\n{mode}", loc="left", pad=4, fontsize=BODY_PT)
                 if column == 0:
@@ -72,10 +73,12 @@ def draw(frame: "DataFrame") -> "Figure":
     return figure
 
 
-def _panel(ax: "Axes", cells: "DataFrame") -> None:
+def _panel(ax: "Axes", cells: "DataFrame", sizes: list[int]) -> None:
+    """sizes: numbers of GPUs of all panels, which have one axis."""
+    from matplotlib.ticker import MaxNLocator
+
     systems = system_order(cells["system"])
     colours = system_colours(systems)
-    sizes = sorted(set(cells["num_gpus"].astype(int)))
     for position, system in enumerate(systems):
         rows = cells[cells["system"] == system].sort_values("num_gpus")
         ran = rows[rows["status"] == "ok"]
@@ -96,6 +99,8 @@ def _panel(ax: "Axes", cells: "DataFrame") -> None:
     ax.minorticks_off()
     top = float(cells.loc[cells["status"] == "ok", RATE].max()) / 1e3 if (cells["status"] == "ok").any() else 1.0
     ax.set_ylim(0, 1.1 * top)
+    ax.yaxis.set_major_locator(MaxNLocator(MAX_LABELS - 1, steps=[1, 2, 5, 10]))
+    ax.yaxis.set_major_formatter("{x:g}")
     ax.grid(axis="y")
 
 

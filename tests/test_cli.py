@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -525,7 +526,9 @@ def test_without_torch_run_says_how_to_install_it(here: Path) -> None:
 
 
 def test_ctrl_c_while_it_still_imports_is_said_in_a_line(here: Path) -> None:
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom bench.cli import main; main()"
+    # A shell that runs the tests in its background has its children ignore Ctrl-C.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heed}\nfrom bench.cli import main; main()"
     words = [sys.executable, "-X", "importtime", "-c", program, "list", "systems"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(words, cwd=here, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -31,6 +31,7 @@ sweep(specs, CostModel.named(None), store, lambda *said: print(*said, flush=True
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
 def test_workers_end_with_the_sweep_that_started_them(tmp_path: Path, how: signal.Signals) -> None:
     words = [sys.executable, "-c", SWEEP, str(tmp_path), "16"]
@@ -52,6 +53,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a rank looks for its controller once it has begun")
 @pytest.mark.parametrize("moment", ["there", "training"])
 def test_ranks_end_with_the_controller_of_their_job(tmp_path: Path, moment: str) -> None:
