@@ -25,6 +25,7 @@ from bench.cli import (
     sweep,
     tracing,
     training,
+    verifying,
 )
 from bench.cli.groups import KnownVerbs
 from bench.errors import BadInput, unknown
@@ -110,6 +111,7 @@ for group in (
     choosing,
     roofline,
     training,
+    verifying,
     comparing,
     figures,
     claims,

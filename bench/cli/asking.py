@@ -79,19 +79,20 @@ def best(spec: "CaseSpec", costs: "CostModel") -> "tuple[Prediction, dict[str, A
 
 
 def asks(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb as a command whose options are the fields of its first parameter, an `Asked`, and then its own.
+    """The verb as a command whose options are the fields of its first parameter, a dataclass as `Asked`, and its own.
 
     One that it has itself by the same name is said in its words.
     """
-    _, *own = inspect.signature(verb, eval_str=True).parameters.values()
-    shared = list(inspect.signature(Asked, eval_str=True).parameters.values())
+    first, *own = inspect.signature(verb, eval_str=True).parameters.values()
+    kind = first.annotation
+    shared = list(inspect.signature(kind, eval_str=True).parameters.values())
     by_name = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in [*shared, *own]}
-    names = [field.name for field in fields(Asked)]
+    names = [field.name for field in fields(kind)]
 
     @functools.wraps(verb)
     def command(**values: Any) -> None:
         rest = {each.name: values[each.name] for each in own}
-        verb(Asked(**{name: values[name] for name in names}), **rest)
+        verb(kind(**{name: values[name] for name in names}), **rest)
 
     command.__signature__ = inspect.Signature(list(by_name.values()))  # type: ignore[attr-defined]
     command.__annotations__ = {}

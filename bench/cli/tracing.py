@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -81,43 +81,49 @@ def trace(
     json: options.Json = False,
 ) -> None:
     """Trace one optimizer step: a file for https://ui.perfetto.dev or chrome://tracing, and a drawing (PNG, PDF)."""
-    from bench.cli.output import print_json, require_folder
+    _require_out(out)
+    if executed:
+        asked = replace(asked, dtype=dtype or "fp32", routing=routing or "learned")
+        traced = _executed(asked, ranks, device, trainer)
+    else:
+        _require_simulated(cluster, trainer)
+        traced = _simulated(replace(asked, dtype=dtype or "bf16", routing=routing or "balanced"))
+    _tell(traced.case, traced.timeline, write(*traced, out), json)
+
+
+class Traced(NamedTuple):
+    """A step of a case, with the groups that its ranks are in."""
+
+    case: "Case"
+    timeline: "Timeline"
+    placement: "Placement"
+
+
+def _require_out(out: Path) -> None:
+    from bench.cli.output import require_folder
     from bench.errors import BadInput
 
     if not out.name.endswith((".json", ".json.gz")):
         raise BadInput("out", str(out), "a name that ends in .json or .json.gz")
     require_folder("out", out.parent)
-    if executed:
-        asked = replace(asked, dtype=dtype or "fp32", routing=routing or "learned")
-        case, timeline, placement = _executed(asked, ranks, device, trainer)
-    else:
-        if trainer is not None:
-            raise BadInput("trainer", trainer, "none without --executed: what is simulated is the plan")
-        if cluster is None:
-            raise BadInput("cluster", None, "a cluster to simulate, or --executed")
-        asked = replace(asked, dtype=dtype or "bf16", routing=routing or "balanced")
-        found, _ = asked.found(asked.costs())
-        case, timeline, placement = found.case, found.timeline, found.program.plan.placement
-    files = write(case, timeline, placement, out)
-    if json:
-        print_json(
-            {
-                "kind": timeline.source,
-                "system": asked.system,
-                "case_id": case.id,
-                "step_time_s": timeline.step_time_s,
-                "num_operations": len(timeline),
-                "clock_error_s": timeline.clock_error_s,
-                "files": [str(f) for f in files],
-            }
-        )
-    else:
-        typer.echo(
-            f"{timeline.source} step of {timeline.step_time_s:.4g} s; wrote {', '.join(str(file) for file in files)}"
-        )
 
 
-def _executed(asked: Asked, ranks: int, device: str, trainer: str | None) -> "tuple[Case, Timeline, Placement]":
+def _require_simulated(cluster: str | None, trainer: str | None) -> None:
+    """Raises BadInput where the options are not those of a simulated step."""
+    from bench.errors import BadInput
+
+    if trainer is not None:
+        raise BadInput("trainer", trainer, "none without --executed: what is simulated is the plan")
+    if cluster is None:
+        raise BadInput("cluster", None, "a cluster to simulate, or --executed")
+
+
+def _simulated(asked: Asked) -> Traced:
+    found, _ = asked.found(asked.costs())
+    return Traced(found.case, found.timeline, found.program.plan.placement)
+
+
+def _executed(asked: Asked, ranks: int, device: str, trainer: str | None) -> Traced:
     from bench.cli.training import require_torch
     from bench.system import plan_of
 
@@ -128,7 +134,27 @@ def _executed(asked: Asked, ranks: int, device: str, trainer: str | None) -> "tu
     require_torch()
     from bench.execute.train import executed_timeline
 
-    return case, executed_timeline(case, device=options.device_of(device), trainer=trainer), plan_of(case).placement
+    timeline = executed_timeline(case, device=options.device_of(device), trainer=trainer)
+    return Traced(case, timeline, plan_of(case).placement)
+
+
+def _tell(case: "Case", timeline: "Timeline", files: list[Path], json: bool) -> None:
+    from bench.cli.output import print_json
+
+    if not json:
+        typer.echo(f"{timeline.source} step of {timeline.step_time_s:.4g} s; wrote {', '.join(map(str, files))}")
+        return
+    print_json(
+        {
+            "kind": timeline.source,
+            "system": case.system,
+            "case_id": case.id,
+            "step_time_s": timeline.step_time_s,
+            "num_operations": len(timeline),
+            "clock_error_s": timeline.clock_error_s,
+            "files": [str(file) for file in files],
+        }
+    )
 
 
 def write(case: "Case", timeline: "Timeline", placement: "Placement", out: Path) -> list[Path]:

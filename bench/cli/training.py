@@ -1,35 +1,33 @@
-"""`moebench run` and `moebench verify`: systems on real processes, measured and compared with the reference."""
+"""`moebench run`: a system trains on processes of this machine, and its trial is kept."""
 
 import importlib.util
-import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bench.cli import options
+from bench.cli.asking import asks
 from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
     from bench.case import CaseSpec
-    from bench.execute.report import VerifyReport
+    from bench.cli.resuming import Resumed
     from bench.execute.train import StepRecord
     from bench.trial import Trial
-
-SHOWN_PARAMETERS = 10
 
 
 def add_verbs(app: typer.Typer) -> None:
     example = "moebench run disagmoe --model tiny --ranks 4 --steps 20 --layout attention_ranks=2 expert_ranks=2"
     app.command("run", cls=PairsCommand, epilog=f"Example: {example}")(run)
-    example = "moebench verify ep --model tiny --ranks 4 --layout ep=2 pp=2"
-    app.command("verify", cls=PairsCommand, epilog=f"Example: {example}")(verify)
 
 
-def run(
-    ctx: typer.Context,
+@dataclass(frozen=True)
+class Run:
+    """What `moebench run` is asked."""
+
     system: options.SystemOrNone = None,
     model: options.ModelOrNone = None,
     ranks: options.Ranks = 4,
@@ -82,75 +80,106 @@ def run(
         ),
     ] = None,
     json: options.Json = False,
-) -> None:
+
+    def started(self, ctx: typer.Context) -> "Resumed":
+        """The run that these options describe, or a checkpoint and those of them that were given. Raises BadInput."""
+        from bench.cli.resuming import Resumed, resumed, saving_of
+
+        if self.resume is not None:
+            return resumed(ctx, self.resume)
+        saving = saving_of(self.save, self.save_every)
+        case = options.run_case(
+            options.required("system", self.system),
+            options.required("--model", self.model),
+            *(self.ranks, self.device, self.seq_len, self.global_batch_tokens, self.dtype, self.routing, self.seed),
+            *(self.layout, self.cluster),
+            transport=self.transport,
+        )
+        return Resumed(case, self.device, self.data, self.steps, saving)
+
+    def measured(self, run: "Resumed", trainer: str, on_step: "Callable[[StepRecord], None]") -> "Trial":
+        """Trains."""
+        from bench.measured import measure
+
+        return measure(
+            run.case,
+            steps=run.steps,
+            device=options.device_of(run.device),
+            transport=self.transport,
+            serial=self.serial,
+            weights=self.weights,
+            data=options.corpus_of(run.data),
+            on_step=on_step,
+            trainer=trainer,
+            saving=run.saving,
+            resume=self.resume,
+            on_saved=None if self.json else lambda folder: typer.echo(f"saved {folder}"),
+            timeout_s=self.timeout,
+            keep_routing=self.record_routing is not None,
+        ).trial
+
+
+@asks
+def run(asked: Run, ctx: typer.Context) -> None:
     """Train on processes of this machine and keep the trial: loss, speed and gradient norm of every step.
 
     Without a layout, disagmoe takes half of the ranks for attention, ep as many as divide the experts. Exit code 1
     where the run fails or diverges.
     """
     require_torch()
-    from bench.cli.output import print_json, require_folder, require_new_file
-    from bench.cli.resuming import resumed, saving_of
-    from bench.execute.manifest import LATEST
-    from bench.measured import measure
+    from bench.cli.output import require_folder, require_new_file
     from bench.results import LOCAL, Store
-    from bench.system import plan_of, trainer_of
+    from bench.system import trainer_of
 
-    if resume is not None:
-        case, device, data, steps, saving = resumed(ctx, resume)
-    else:
-        saving = saving_of(save, save_every)
-        case = options.run_case(
-            options.required("system", system),
-            options.required("--model", model),
-            *(ranks, device, seq_len, global_batch_tokens, dtype, routing, seed, layout, cluster),
-            transport=transport,
-        )
-    kept = LOCAL if results is None else results
+    started = asked.started(ctx)
+    kept = LOCAL if asked.results is None else asked.results
     require_folder("results", kept)
-    if record_routing is not None:
-        require_new_file("record-routing", record_routing)
-    ranks = case.cluster.num_gpus
-    by = trainer_of(case, trainer)
-    named = ", ".join([by, *plan_of(case).traits])
-    head = f"{case.system} ({named}) for {case.model.name}, layout {case.layout}, {ranks} x {device}, case {case.id}"
-    show = (lambda _: None) if json else _shower(head, steps)
+    if asked.record_routing is not None:
+        require_new_file("record-routing", asked.record_routing)
+    trainer = trainer_of(started.case, asked.trainer)
+    show = (lambda _: None) if asked.json else _shower(_headline(started, trainer), started.steps)
     done: list[StepRecord] = []
 
     def on_step(record: "StepRecord") -> None:
         done.append(record)
         show(record)
 
-    trial = measure(
-        case,
-        steps=steps,
-        device=options.device_of(device),
-        transport=transport,
-        serial=serial,
-        weights=weights,
-        data=options.corpus_of(data),
-        on_step=on_step,
-        trainer=by,
-        saving=saving,
-        resume=resume,
-        on_saved=None if json else lambda folder: typer.echo(f"saved {folder}"),
-        timeout_s=timeout,
-        keep_routing=record_routing is not None,
-    ).trial
+    trial = asked.measured(started, trainer, on_step)
     path = Store(kept).write(trial)
-    if record_routing is not None and done:
-        record_routing.write_text(_recorded(trial.case, done), encoding="utf-8")
+    if asked.record_routing is not None and done:
+        asked.record_routing.write_text(_recorded(trial.case, done), encoding="utf-8")
+    _tell(trial, path, asked.json)
+    if trial.status != "ok":
+        _tell_failure(trial, started)
+        raise typer.Exit(1)
+
+
+def _headline(started: "Resumed", trainer: str) -> str:
+    from bench.system import plan_of
+
+    case = started.case
+    named = ", ".join([trainer, *plan_of(case).traits])
+    where = f"{case.cluster.num_gpus} x {started.device}"
+    return f"{case.system} ({named}) for {case.model.name}, layout {case.layout}, {where}, case {case.id}"
+
+
+def _tell(trial: "Trial", path: Path, json: bool) -> None:
+    from bench.cli.output import print_json
+
     if json:
         print_json(_described(trial))
     else:
         _show_end(trial)
         typer.echo(f"wrote {path}")
-    if trial.status != "ok":
-        lines = [f"moebench: {trial.status}: {trial.message}", *trial.last_actions]
-        if saving is not None and (saving.folder / LATEST).exists():
-            lines.append(f"go on from the last checkpoint with: moebench run --resume {saving.folder}")
-        typer.echo("\n".join(lines), err=True)
-        raise typer.Exit(1)
+
+
+def _tell_failure(trial: "Trial", started: "Resumed") -> None:
+    from bench.execute.manifest import LATEST
+
+    lines = [f"moebench: {trial.status}: {trial.message}", *trial.last_actions]
+    if started.saving is not None and (started.saving.folder / LATEST).exists():
+        lines.append(f"go on from the last checkpoint with: moebench run --resume {started.saving.folder}")
+    typer.echo("\n".join(lines), err=True)
 
 
 def _shower(head: str, steps: int) -> "Callable[[StepRecord], None]":
@@ -218,110 +247,6 @@ def _execution(trial: "Trial") -> str:
     facts = trial.provenance.get("execution", {})
     where = f", {facts['ranks']} ranks on {facts['gpus']} GPUs" if "gpus" in facts else ""
     return f"{facts.get('transport')}{where}"
-
-
-def verify(
-    system: options.System_,
-    model: options.Model_,
-    ranks: options.Ranks = 4,
-    device: options.Device = "cpu",
-    layout: options.Layout_ = None,
-    seq_len: options.SeqLen = 16,
-    global_batch_tokens: options.Batch = None,
-    dtype: options.Dtype = "fp32",
-    transport: options.Transport = "auto",
-    data: options.Data = "synthetic",
-    routing: options.Routing_ = "learned",
-    seed: options.Seed = 0,
-    cluster: options.RunCluster = None,
-    trainer: options.Trainer_ = None,
-    tolerance: Annotated[
-        str | None,
-        typer.Option(
-            "--tolerance",
-            metavar="NUMBER",
-            help="Relative error that a gradient may have. Default: 1e-5 in fp32, 3e-2 in bf16.",
-            show_default=False,
-        ),
-    ] = None,
-    json: options.Json = False,
-) -> None:
-    """Compare loss and every gradient of one step with the reference. Exit code 1 where one is out of tolerance."""
-    require_torch()
-    from bench.cli.output import print_json, print_table
-    from bench.execute.pool import RankPool
-    from bench.execute.verify import verify as verify_case
-
-    case = options.run_case(
-        system,
-        model,
-        ranks,
-        device,
-        seq_len,
-        global_batch_tokens,
-        dtype,
-        routing,
-        seed,
-        layout,
-        cluster,
-        transport=transport,
-        with_reference=True,
-    )
-    corpus, allowed = options.corpus_of(data), _gradient_tolerance(tolerance)
-    with RankPool(ranks, options.device_of(device), transport=transport) as pool:
-        report = verify_case(case, pool, data=corpus, trainer=trainer)
-    if allowed is not None:
-        report = replace(report, tolerance=replace(report.tolerance, gradient=allowed))
-    if json:
-        print_json(_verified(report))
-    else:
-        typer.echo(str(report))
-        print_table("largest gradient errors", report.COLUMNS, report.table(SHOWN_PARAMETERS))
-    if not report.ok:
-        raise typer.Exit(1)
-
-
-def _gradient_tolerance(number: str | None) -> float | None:
-    """Another tolerance for gradients, if one was asked for. Raises BadInput."""
-    from bench.errors import BadInput
-
-    if number is None:
-        return None
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1:
-        raise BadInput("tolerance", number, "a number above 0 and below 1")
-    return value
-
-
-def _verified(report: "VerifyReport") -> dict[str, Any]:
-    return {
-        "kind": "verified",
-        "ok": report.ok,
-        "system": report.system,
-        "trainer": report.trainer,
-        "traits": list(report.traits),
-        "layout": report.layout,
-        "dtype": report.dtype,
-        "case_id": report.case_id,
-        "num_ranks": report.num_ranks,
-        "loss": report.loss,
-        "reference_loss": report.reference_loss,
-        "loss_error": report.loss_error,
-        "grad_norm_error": report.norm_error,
-        "worst_gradient_error": report.worst.gradient_error,
-        "worst_parameter": report.worst.name,
-        "atol": report.atol,
-        "tolerance": vars(report.tolerance),
-        "num_parameters": len(report.parameters),
-        "flips": report.flips,
-        "num_choices": report.num_choices,
-        "replayed": report.replayed,
-        "free": vars(report.free),
-        "problems": list(report.problems),
-    }
 
 
 def require_torch() -> None:
