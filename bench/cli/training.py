@@ -28,34 +28,34 @@ def add_verbs(app: typer.Typer) -> None:
 class Run:
     """What `moebench run` is asked."""
 
-    system: options.SystemOrNone = None,
-    model: options.ModelOrNone = None,
-    ranks: options.Ranks = 4,
-    device: options.Device = "cpu",
+    system: options.SystemOrNone = None
+    model: options.ModelOrNone = None
+    ranks: options.Ranks = 4
+    device: options.Device = "cpu"
     steps: Annotated[
         int, typer.Option("--steps", metavar="NUMBER", parser=options.whole_number, help="Optimizer steps.")
-    ] = 20,
-    layout: options.Layout_ = None,
-    seq_len: options.SeqLen = 64,
-    global_batch_tokens: options.Batch = None,
-    dtype: options.Dtype = "fp32",
-    transport: options.Transport = "auto",
-    serial: options.Serial = False,
-    weights: options.Weights = "host",
-    data: options.Data = "text",
-    routing: options.Routing_ = "learned",
-    seed: options.Seed = 0,
-    cluster: options.RunCluster = None,
-    trainer: options.Trainer_ = None,
-    results: options.Results = None,
+    ] = 20
+    layout: options.Layout_ = None
+    seq_len: options.SeqLen = 64
+    global_batch_tokens: options.Batch = None
+    dtype: options.Dtype = "fp32"
+    transport: options.Transport = "auto"
+    serial: options.Serial = False
+    weights: options.Weights = "host"
+    data: options.Data = "text"
+    routing: options.Routing_ = "learned"
+    seed: options.Seed = 0
+    cluster: options.RunCluster = None
+    trainer: options.Trainer_ = None
+    results: options.Results = None
     save: Annotated[
         Path | None,
         typer.Option("--save", metavar="DIR", help="Keep checkpoints there, one after the last step."),
-    ] = None,
+    ] = None
     save_every: Annotated[
         int | None,
         typer.Option("--save-every", metavar="STEPS", parser=options.whole_number, help="And one every so many steps."),
-    ] = None,
+    ] = None
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -64,13 +64,13 @@ class Run:
             help="Go on from the last checkpoint there, as the run that saved it, but for the system, layout, ranks, "
             "device, steps and folders that are named.",
         ),
-    ] = None,
+    ] = None
     timeout: Annotated[
         float,
         typer.Option(
             "--timeout", metavar="SECONDS", parser=options.seconds, help="A step or a save that takes longer is a hang."
         ),
-    ] = 300.0,
+    ] = 300.0
     record_routing: Annotated[
         Path | None,
         typer.Option(
@@ -78,8 +78,8 @@ class Run:
             metavar="FILE",
             help="Write there how many tokens every expert got in every step; --routing recorded:FILE replays it.",
         ),
-    ] = None,
-    json: options.Json = False,
+    ] = None
+    json: options.Json = False
 
     def started(self, ctx: typer.Context) -> "Resumed":
         """The run that these options describe, or a checkpoint and those of them that were given. Raises BadInput."""
