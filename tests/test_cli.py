@@ -533,7 +533,7 @@ def test_ctrl_c_while_it_still_imports_is_said_in_a_line(here: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(words, cwd=here, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    while not process.stderr.readline().rstrip().endswith(" bench.cli"):
+    while not process.stderr.readline().rstrip().endswith(" typer"):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)

@@ -137,7 +137,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     wrong.write_text("colour = 1\n")
     for options, line in {
         ("--executor", "slurm", "--only", "model=x"): "",
-        ("--executor", "pbs"): "site.executor: 'pbs'",
+        ("--executor", "pbs"): "--executor: 'pbs'",
         ("--backend", "guess"): "backend: 'guess' is not valid; allowed: simulate, run",
         ("--repeats", "0"): "repeats: 0",
         ("--only", "model=x"): "only.model: 'x'",
