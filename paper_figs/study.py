@@ -43,7 +43,8 @@ def draw(
     baseline: str = "ep",
     overlap: Sequence[str] = (),
 ) -> "Figure":
-    """One column a panel: tokens/s/GPU (thousand) over x, and the factors of `ours`; a cross where nothing was found.
+    """One column a panel: tokens/s/GPU (thousand) over x, and the factors of `ours`; hollow marks where nothing was
+    found, in rows at the foot.
 
     Args:
         frame: one row a panel, x and system, columns NEEDED and RATE, which may be absent where no cell ran.
@@ -103,25 +104,29 @@ def _cells(frame: "DataFrame") -> "DataFrame":
 
 def _rates(ax: "Axes", cells: "DataFrame", systems: list[str]) -> None:
     colours = system_colours(systems)
+    at_foot = ax.get_xaxis_transform()
+    marked: dict[float, int] = {}
     for position, system in enumerate(systems):
         rows = cells[cells["system"] == system].sort_values("x")
-        ran = rows[rows["status"] == "ok"]
-        how: dict[str, Any] = {
-            "color": colours[system],
-            "markeredgecolor": INK,
-            "markeredgewidth": 0.3,
-            "markersize": 4,
-        }
-        ax.plot(ran["x"].tolist(), (ran[RATE] / 1e3).tolist(), marker=marker(system, position), label=system, **how)
-        without = rows.loc[rows["status"] != "ok", "x"].tolist()
-        height = 0.03 + 0.05 * position  # of the panel: crosses of several systems do not hide each other
-        ax.plot(
-            without, [height] * len(without), "x", color=colours[system], markersize=3.5,
-            transform=ax.get_xaxis_transform(), clip_on=False,
-        )  # fmt: skip
+        ran = rows["status"] == "ok"
+        how: dict[str, Any] = {"color": colours[system], "marker": marker(system, position), "markersize": 4}
+        # A line ends where nothing was found.
+        rates = (rows[RATE] / 1e3).where(ran)
+        ax.plot(rows["x"].tolist(), rates.tolist(), label=system, markeredgecolor=INK, markeredgewidth=0.3, **how)
+        for x in rows.loc[~ran, "x"].tolist():
+            how |= {"markerfacecolor": "white", "markeredgecolor": colours[system], "markeredgewidth": 0.8}
+            ax.plot([x], [_foot(marked.setdefault(x, 0))], transform=at_foot, clip_on=False, **how)
+            marked[x] += 1
+    for x, num in marked.items():
+        ax.text(x, _foot(num), "no layout", transform=at_foot, ha="center", va="center", size=SMALL_PT, color=MUTED)
     top = cells.loc[cells["status"] == "ok", RATE].max()
     ax.set_ylim(0, 1.1 * top / 1e3 if top > 0 else 1.0)
     ax.grid(axis="y")
+
+
+def _foot(place: int) -> float:
+    """Height in a panel of the marks of systems without a layout: they do not hide each other."""
+    return 0.04 + 0.06 * place
 
 
 def _factors(ax: "Axes", cells: "DataFrame", ours: str, factors: Mapping[str, Sequence[str]]) -> None:
@@ -157,4 +162,4 @@ def _caption(cells: "DataFrame") -> str:
         values = list(dict.fromkeys(cells[column]))
         if len(values) == 1:
             parts.append(f"{name}: {values[0]}" if column == "cluster" else f"{name}: {int(values[0]):,}")
-    return "; ".join(parts) + ". A cross: no layout that was tried fits in memory, or none is possible."
+    return "; ".join(parts) + ". A hollow mark: no layout that was tried fits in memory, or none is possible."
