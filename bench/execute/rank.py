@@ -156,6 +156,7 @@ def _leave() -> None:
     if _rank.device == "cuda":
         import torch
 
+        torch._C._cuda_clearCublasWorkspaces()  # one for every stream there was: the next run's peak would count them
         torch.cuda.empty_cache()
 
 
