@@ -63,10 +63,9 @@ def process_group(ranks: Sequence[int]) -> ProcessGroup | None:
 
 
 def when_over(leave: Callable[[], None]) -> None:
-    """Inside a function that a pool runs: has ``leave`` called when the function has returned.
+    """Inside a function that ranks run: has ``leave`` called when the function has returned, on all of them.
 
-    What a function leaves behind stays in the process, where threads of process groups go on waking. A launched rank
-    ends after its one function, and calls nothing.
+    What a function leaves behind stays in the process, where threads of process groups go on waking.
     """
     _rank.leaving.append(leave)
 
@@ -140,14 +139,14 @@ def rank_main(rank: int, device: str, carrier: Carrier, folder: Path, conn: Conn
         try:
             function, args = pickle.loads(task)
             answer = pickle.dumps(("result", function(*args)))
-            _leave()
+            leave()
         except Exception as error:
             answer = _failure(error)
         conn.send_bytes(answer)
 
 
-def _leave() -> None:
-    """After a function of the pool: nothing of it stays but the process groups that all functions share."""
+def leave() -> None:
+    """After a function that ranks ran: nothing of it stays but the process groups that all functions share."""
     called = bool(_rank.leaving)
     while _rank.leaving:
         _rank.leaving.pop()()

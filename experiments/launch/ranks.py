@@ -96,10 +96,15 @@ class JoinedRanks:
         store = dist.PrefixStore(f"call-{self._calls}", self.store)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
         self._require_own_gpus()
-        result = function(*args)
+        try:
+            result = function(*args)
+        except Exception:
+            if self.world_size == 1:  # it goes on with the next task; of several ranks, others wait and the job ends
+                _end_group()
+            raise
         gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, (result, self._reports))
-        dist.destroy_process_group()
+        _end_group()
         if self.rank and on_report is not None:
             for value in gathered[0][1]:
                 on_report(0, value)
@@ -122,6 +127,15 @@ class JoinedRanks:
         dist.all_gather_object(taken, own)
         if len(set(taken)) < self.world_size:
             raise RuntimeError(f"ranks share GPUs: {', '.join(taken)}")
+
+
+def _end_group() -> None:
+    import torch.distributed as dist
+
+    from bench.execute.rank import leave
+
+    leave()
+    dist.destroy_process_group()
 
 
 def _gpu_of(local_rank: int) -> int:

@@ -1,0 +1,47 @@
+"""A rank of a job as the launcher runs it: one call after the other in one process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import ROOT
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch.distributed as dist
+
+from bench.execute.rank import when_over
+from experiments.launch.ranks import JoinedRanks
+
+folder = Path(sys.argv[1])
+alone = SimpleNamespace(global_rank=0, local_rank=0, num_nodes=1, hostname="here", hostnames=["here"])
+ranks = JoinedRanks(alone, folder / "meeting", 1, "cpu", lambda rank: folder / f"flight.{rank}")
+left = []
+
+def fails():
+    when_over(lambda: left.append(f"failed among {dist.get_world_size()}"))
+    raise RuntimeError("on purpose")
+
+def works():
+    when_over(lambda: left.append(f"worked among {dist.get_world_size()}"))
+    return dist.get_rank()
+
+try:
+    ranks.run(fails)
+except RuntimeError as error:
+    print(error)
+print(ranks.run(works), ranks.run(works), left)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_call_leaves_is_cleared_up_and_the_next_one_runs_also_after_a_failure(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    left = ["failed among 1", "worked among 1", "worked among 1"]
+    assert done.stdout.splitlines() == ["on purpose", f"[0] [0] {left}"], done.stderr
