@@ -225,15 +225,15 @@ def _show_runs(ran: "list[Ran]") -> None:
 
 
 def _described(entries: "list[Compared]", ran: "list[Ran]", files: list[Path], kept: Path) -> dict[str, Any]:
-    from bench.cli.training import _described as trial_fields
-    from bench.cli.training import _verified
+    from bench.cli.training import trial_fields
+    from bench.cli.verifying import report_fields
     from bench.compare import described
 
     return {
         "kind": "comparison",
         "simulated": [described(entry) for entry in entries],
         "measured": [{"label": one.label, **trial_fields(one.trial)} for one in ran],
-        "verified": [{"label": one.label, **_verified(one.report)} for one in ran],
+        "verified": [{"label": one.label, **report_fields(one.report)} for one in ran],
         "files": [str(path) for path in files],
         "results": str(kept),
     }

@@ -167,7 +167,7 @@ def _tell(trial: "Trial", path: Path, json: bool) -> None:
     from bench.cli.output import print_json
 
     if json:
-        print_json(_described(trial))
+        print_json(trial_fields(trial))
     else:
         _show_end(trial)
         typer.echo(f"wrote {path}")
@@ -206,7 +206,7 @@ def _recorded(case: "CaseSpec", done: "list[StepRecord]") -> str:
     return RecordedRun.of(case.model.name, content_id(case), case.workload.global_batch_tokens, counts).to_text()
 
 
-def _described(trial: "Trial") -> dict[str, Any]:
+def trial_fields(trial: "Trial") -> dict[str, Any]:
     samples = trial.samples
     return {
         "kind": "measured",

@@ -74,7 +74,7 @@ def verify(
     if allowed is not None:
         report = replace(report, tolerance=replace(report.tolerance, gradient=allowed))
     if json:
-        print_json(_verified(report))
+        print_json(report_fields(report))
     else:
         typer.echo(str(report))
         print_table("largest gradient errors", report.COLUMNS, report.table(SHOWN_PARAMETERS))
@@ -97,7 +97,7 @@ def _gradient_tolerance(number: str | None) -> float | None:
     return value
 
 
-def _verified(report: "VerifyReport") -> dict[str, Any]:
+def report_fields(report: "VerifyReport") -> dict[str, Any]:
     return {
         "kind": "verified",
         "ok": report.ok,
