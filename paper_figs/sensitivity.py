@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NEEDED = ("model", "over", "field", "value", "default_ratio", "ratio", "fits", "source", "assumptions")
-LOW, HIGH, OTHER = "#0072b2", "#e69f00", "#7f7f7f"
+COLOURS = {"low": "#0072b2", "high": "#e69f00", "other": "#7f7f7f"}
 MAX_ROWS = 12
 _LEFT_IN, _RIGHT_IN, _GAP_IN, _ROW_IN, _ABOVE_IN = 1.88, 0.1, 0.2, 0.155, 0.5
 
@@ -41,22 +41,14 @@ def draw(
         overlap: name of the overlap system, by model.
     Raises BadInput where a column is absent, there is nothing to draw, or simulated and measured numbers are mixed.
     """
-    absent = [name for name in NEEDED if name not in frame.columns]
-    if absent:
-        raise BadInput("sensitivity columns", absent, f"a table with {', '.join(NEEDED)}")
-    cells = frame.astype({"ratio": float, "default_ratio": float}).dropna(subset=["ratio"])
-    settings = [field not in Assumptions.model_fields for field in cells["field"]]
-    named = [f"{field}: {_word(value)}" for field, value in zip(cells["field"], cells["value"], strict=True)]
-    cells["row"] = [name if one else field for name, one, field in zip(named, settings, cells["field"], strict=True)]
-    if not len(cells):
-        raise BadInput("sensitivity rows", 0, "at least one variation with a ratio")
+    cells = _bars(frame)
     models, blocks = list(dict.fromkeys(cells["model"])), list(dict.fromkeys(cells["over"]))
     orders = {over: _order(cells[cells["over"] == over]) for over in blocks}
     wide = (WIDTH_IN - _LEFT_IN - _RIGHT_IN + _GAP_IN) / len(models) - _GAP_IN
     highs = {over: _ROW_IN * len(order) for over, order in orders.items()}
     text = _caption(cells, ours, baseline)
     lines = textwrap.wrap(text, int(22 * WIDTH_IN))
-    foot = 0.42 + 0.112 * len(lines)
+    foot = 0.52 + 0.112 * len(lines)
     height = foot + sum(highs.values()) + len(blocks) * _ABOVE_IN + (len(blocks) - 1) * 0.15 + 0.2
     with style():
         figure = new_figure(WIDTH_IN, height)
@@ -73,12 +65,40 @@ def draw(
                 if len(some):
                     source = one_source(f"sensitivity panel {model}: source", some["source"])
                     stamp(ax, source, y=1 + 10 / (72 * highs[over]))  # beside the title's first line
+                if over == blocks[-1]:
+                    ax.set_xlabel("speed-up")
                 labels = [_label(cells, row) for row in orders[over]]
                 ax.set_yticks(range(len(labels)), labels if column == 0 else [""] * len(labels))
             bottom -= 0.15
-        _legend(figure)
+        _legend(figure, not cells["fits"].all())
         caption(figure, lines)
     return figure
+
+
+def _bars(frame: "DataFrame") -> "DataFrame":
+    """The variations with a ratio, each with its row and with the end that it is."""
+    absent = [name for name in NEEDED if name not in frame.columns]
+    if absent:
+        raise BadInput("sensitivity columns", absent, f"a table with {', '.join(NEEDED)}")
+    cells = frame.astype({"ratio": float, "default_ratio": float})
+    pairs = list(zip(cells["field"], cells["value"], strict=True))
+    numbers: dict[str, list[float]] = {}
+    for field, value in pairs:
+        if field in Assumptions.model_fields:
+            numbers.setdefault(field, []).append(float(value))
+
+    def end(field: str, value: object) -> str:
+        if field not in numbers:
+            return "other"
+        return "low" if float(str(value)) == min(numbers[field]) else "high"
+
+    # An end is told before what has no ratio goes: the other end of its field may be left alone.
+    cells["end"] = [end(*pair) for pair in pairs]
+    cells["row"] = [field if field in numbers else f"{field}: {_word(value)}" for field, value in pairs]
+    cells = cells.dropna(subset=["ratio"])
+    if not len(cells):
+        raise BadInput("sensitivity rows", 0, "at least one variation with a ratio")
+    return cells
 
 
 def _order(cells: "DataFrame") -> list[str]:
@@ -102,9 +122,7 @@ def _panel(ax: "Axes", cells: "DataFrame", order: list[str]) -> None:
     base = float(cells["default_ratio"].iloc[0]) if len(cells) else 1.0
     for y, name in enumerate(order):
         rows = cells[cells["row"] == name]
-        field = rows["field"].iloc[0] if len(rows) else name
-        colours = (OTHER,) if field != name else (LOW, HIGH)
-        bars = list(zip(rows["ratio"], rows["fits"], colours, strict=False))
+        bars = list(zip(rows["ratio"], rows["fits"], rows["end"].map(COLOURS), strict=True))
         for ratio, fits, colour in sorted(bars, key=lambda bar: -abs(bar[0] - base)):
             hatch = None if fits else "//////"
             ax.barh(y, ratio - base, left=base, height=0.62, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.3)
@@ -117,18 +135,20 @@ def _panel(ax: "Axes", cells: "DataFrame", order: list[str]) -> None:
     ax.grid(axis="x", color=FAINT)
 
 
-def _legend(figure: "Figure") -> None:
+def _legend(figure: "Figure", some_too_large: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles = [
-        Patch(facecolor=LOW, edgecolor=INK, linewidth=0.3, label="low end"),
-        Patch(facecolor=HIGH, edgecolor=INK, linewidth=0.3, label="high end"),
-        Patch(facecolor=OTHER, edgecolor=INK, linewidth=0.3, label="another setting"),
+        Patch(facecolor=COLOURS["low"], edgecolor=INK, linewidth=0.3, label="low end"),
+        Patch(facecolor=COLOURS["high"], edgecolor=INK, linewidth=0.3, label="high end"),
+        Patch(facecolor=COLOURS["other"], edgecolor=INK, linewidth=0.3, label="another setting"),
         Patch(facecolor="white", edgecolor=INK, linewidth=0.3, hatch="//////", label="no longer fits"),
         Line2D([], [], color=INK, linewidth=0.8, label="default"),
         Line2D([], [], color=MUTED, linewidth=0.8, linestyle=(0, (3, 2)), label="equal"),
     ]
+    if not some_too_large:
+        handles = [handle for handle in handles if handle.get_label() != "no longer fits"]
     figure.legend(handles=handles, loc="upper center", ncols=len(handles), borderaxespad=0.2)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from bench.assumptions import ASSUMPTIONS, DEPARTURES, Assumptions
@@ -184,6 +185,14 @@ def test_a_tornado_has_what_moves_most_on_top_and_hatches_what_does_not_fit() ->
     spans = sorted((round(bar.get_x(), 6), round(bar.get_x() + bar.get_width(), 6)) for bar in ax.patches)
     assert sorted(tuple(sorted(span)) for span in spans) == [(0.9, 1.2), (1.1, 1.2), (1.2, 1.3)]
     assert [bool(bar.get_hatch()) for bar in ax.patches].count(True) == 1
+
+
+def test_an_end_without_a_ratio_does_not_change_the_colour_of_the_other() -> None:
+    table = tornado_frame()
+    table.loc[0, "ratio"] = None  # the low end of nvlink
+    (ax,) = tornado.draw(table).axes
+    colours = {to_hex(bar.get_facecolor()) for bar in ax.patches}
+    assert colours == {tornado.COLOURS["high"], tornado.COLOURS["other"]}
 
 
 @pytest.mark.parametrize(
