@@ -1,6 +1,7 @@
 """What a training system is to this harness: a name, a space of layouts, and a pure function from a case to a plan."""
 
 import importlib
+import math
 import re
 import sys
 import warnings
@@ -220,7 +221,8 @@ def trainer_of(case: Case, trainer: str | None = None) -> str:
 
 def divisors(whole: int) -> list[int]:
     """Ascending."""
-    return [n for n in range(1, whole + 1) if whole % n == 0]
+    small = [n for n in range(1, math.isqrt(max(0, whole)) + 1) if whole % n == 0]
+    return small + [whole // n for n in reversed(small) if n * n != whole]
 
 
 def worthwhile_copies(spec: CaseSpec) -> tuple[Literal["rank", "node"], ...]:

@@ -1,9 +1,12 @@
 """Regimes: where disaggregation pays. Speed-up of `disagmoe` over the best colocated system, cell by cell. Simulated.
 
 Three maps around one point (Qwen3-30B on 4 nodes of 8 H800, 2^20 tokens a step): network bandwidth against sequence
-length, experts against top-k, and nodes against network bandwidth. Every system of a cell is tuned by the same search
-with the same budget of simulations; the colocated system that is fastest in a cell is the one compared with. A budget
-is less than a whole search: a speed-up within a few per cent of 1 says that neither side is clearly ahead.
+length, experts against top-k, and nodes against network bandwidth. Every system of a cell is tuned by the search of
+`moebench tune` with its budget; the colocated system that is fastest in a cell is the one compared with. A budget is
+less than a whole search: a speed-up within a few per cent of 1 says that neither side is clearly ahead.
+
+Compared are the colocated systems that overlap. `ep` and `megatron` are such a system without its overlap, and
+`dualpipe` is `dualpipe-v` with every parameter twice: none of the three is the fastest in a cell of Figure 7.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +16,7 @@ from bench.clusters import Cluster, get_cluster
 from bench.evaluate import CostModel
 from bench.models import Model, get_model
 from bench.trial import Trial
+from bench.tune import DEFAULT_BUDGET
 from experiments import Evidence, Request, Table
 from experiments._sweep import sweep
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "where disagmoe beats the best colocated system: NIC bandwidth, length, top-k, experts, nodes (simulated)"
 OURS = "disagmoe"
-COLOCATED = ("ep", "megatron-overlap", "dualpipe-v")
+COLOCATED = ("megatron-overlap", "tutel", "comet", "dualpipe-v")
 MODEL, CLUSTER, GLOBAL_BATCH_TOKENS = "qwen3-30b", "h800x4", 1 << 20
 MARKED = {
     "qwen3-235b": "Qwen3",
@@ -29,7 +33,7 @@ MARKED = {
     "deepseek-moe-16b": "DS-MoE",
     "deepseek-v3": "DS-V3",
 }
-BUDGET, QUICK_BUDGET = 12, 6
+QUICK_BUDGET = 6
 
 
 class Point(NamedTuple):
@@ -97,13 +101,13 @@ def run(request: Request) -> Evidence:
     """Simulates the cells that are missing. A cell where one side does not fit is a result; errors are failures."""
     store = request.store()
     wanted = specs(request.quick)
-    budget = QUICK_BUDGET if request.quick else BUDGET
+    budget = QUICK_BUDGET if request.quick else DEFAULT_BUDGET
     model = CostModel.named(request.assumptions)
     trials = dict(zip(wanted, sweep(wanted, model, store, request.progress, budget=budget), strict=True))
-    return evidence(trials, maps(request.quick), model.label)
+    return evidence(trials, maps(request.quick), model.label, budget)
 
 
-def evidence(trials: dict[CaseSpec, Trial], panels: tuple[Map, ...], assumptions: str) -> Evidence:
+def evidence(trials: dict[CaseSpec, Trial], panels: tuple[Map, ...], assumptions: str, budget: int) -> Evidence:
     """What the cells show together."""
     import pandas as pd
 
@@ -113,8 +117,8 @@ def evidence(trials: dict[CaseSpec, Trial], panels: tuple[Map, ...], assumptions
         {"label": label, "top_k": get_model(name).top_k, "num_experts": get_model(name).num_experts}
         for name, label in MARKED.items()
     ]
-    drawn = {"frame": data, "marks": marks, "assumptions": assumptions}
-    return Evidence(drawn, data, [_summary(data), _extremes(data)], failures)
+    drawn = {"frame": data, "marks": marks, "assumptions": assumptions, "budget": budget}
+    return Evidence(drawn, data, [_summary(data, budget), _extremes(data)], failures)
 
 
 def _cell(panel: Map, point: Point, trials: dict[CaseSpec, Trial]) -> dict[str, object]:
@@ -139,7 +143,7 @@ def _rate(trial: Trial) -> float | None:
     return trial.metrics.get("tokens_per_s_per_gpu") if trial.status == "ok" else None
 
 
-def _summary(data: "DataFrame") -> Table:
+def _summary(data: "DataFrame", budget: int) -> Table:
     rows = []
     for name, some in data.groupby("panel", sort=False):
         known = some["speedup"].dropna()
@@ -147,7 +151,8 @@ def _summary(data: "DataFrame") -> Table:
         low, high = (known.min(), known.max()) if len(known) else (None, None)
         rows.append([name, len(some), won, len(some) - len(known), low, high])
     columns = ["map", "cells", f"{OURS} faster", "one side does not fit", "lowest speed-up", "highest"]
-    return Table(f"{OURS} over the best of {', '.join(COLOCATED)} (simulated)", columns, rows)
+    title = f"{OURS} over the best of {', '.join(COLOCATED)} (simulated; at most {budget} layouts a system and cell)"
+    return Table(title, columns, rows)
 
 
 def _extremes(data: "DataFrame") -> Table:

@@ -27,12 +27,15 @@ _HEIGHT_IN = 2.8
 _LEAST_SPAN = 1.25  # the colours reach at least from 1 / 1.25 to 1.25
 
 
-def draw(frame: "DataFrame", marks: Sequence[Mapping[str, Any]] = (), assumptions: str = "") -> "Figure":
+def draw(
+    frame: "DataFrame", marks: Sequence[Mapping[str, Any]] = (), assumptions: str = "", budget: int | None = None
+) -> "Figure":
     """One panel a map: colour and number are the speed-up, the line is where it is 1.
 
     Args:
         frame: one row a cell: COLUMNS, and a column for every field that `x` and `y` name. A cell without a speed-up is
             hatched: one of the two does not fit.
+        budget: most layouts that were simulated of a system in a cell; None for all.
         marks: named models, with `label` and values of the fields; drawn on a panel whose axes are both among them.
     Raises BadInput where a column is absent, a cell stands twice, or simulated and measured would mix.
     """
@@ -57,7 +60,7 @@ def draw(frame: "DataFrame", marks: Sequence[Mapping[str, Any]] = (), assumption
             ax.set_title(str(name), loc="left", pad=4)
             stamp(ax, one_source(f"regimes {name}: source", rows["source"]))
         _draw_scale(figure, norm)
-        figure.text(0.005, 0.015, _caption(assumptions), fontsize=SMALL_PT, color=MUTED, linespacing=1.35)
+        figure.text(0.005, 0.015, _caption(assumptions, budget), fontsize=SMALL_PT, color=MUTED, linespacing=1.35)
     return figure
 
 
@@ -147,10 +150,11 @@ def _draw_scale(figure: "Figure", norm: "Normalize") -> None:
     ax.axhline(0.0, color=INK, linewidth=1.4)
 
 
-def _caption(assumptions: str) -> str:
+def _caption(assumptions: str, budget: int | None) -> str:
+    tuned = "each the best of all its layouts" if budget is None else f"each the best of at most {budget} layouts"
     text = (
         f"simulated; assumptions: {assumptions or 'not named'}. Throughput of disagmoe over that of the best colocated "
-        "system of the cell, each tuned with the same budget; black line: 1. Off its axes a panel has Qwen3-30B's "
+        f"system of the cell, {tuned}; black line: 1. Off its axes a panel has Qwen3-30B's "
         "shape, 8K tokens, 50 GB/s and 4 nodes of 8 H800; a model's name marks its top-k and experts, not its size. "
         "Hatched: one side does not fit."
     )

@@ -231,64 +231,69 @@ BAD = [
     (["results", "nope"], "command", "'nope'", "list, show, export"),
     (["site", "nope"], "command", "'nope'", "init"),
     (["tune", "ep", *SMALL, "--budget", "x"], "--budget", "'x'", "a whole number"),
-    (["tune", "ep", *SMALL, "--budget", "0"], "budget", "0", "at least 1"),
+    (["tune", "ep", *SMALL, "--budget", "0"], "--budget", "0", "at least 1"),
     (["verify", "comet", *RUN], "system", "'comet'", "executed; its plans are modelled-only"),
     (["list", "things"], "what", "'things'", "systems, models"),
     (["plan"], "system", "None", "a value"),
-    (["plan", "ep", "--model", "tiny", "--cluster", "h800x1"], "--seq-len", "None", "a value"),
+    (["plan", "ep", "--model", "tiny", "--cluster", "h800x1"], "--seq-len", "None", "a number of tokens"),
     (["plan", "ep", "--model", "tiny", "--seq-len", "64"], "--cluster", "None", "a value"),
-    (["plan", "disagmoe", *SMALL, "--refine", "guess"], "refine", "'guess'", "simulate, run, none"),
-    (["plan", "disagmoe", *SMALL, "--budget", "0"], "budget", "0", "at least 1"),
-    (["plan", "ep", *RUN, "--refine", "run"], "system", "'ep'", "a planner of its own: disagmoe"),
-    (["plan", "disagmoe", *RUN, "--refine", "run", "--layout", "groups=2"], "refine", "'run'", "simulate with"),
-    (["plan", "disagmoe", *RUN, "--refine", "run", "--ranks", "0"], "ranks", "0", "1 to 64"),
+    (["plan", "disagmoe", *SMALL, "--refine", "guess"], "--refine", "'guess'", "simulate, run, none"),
+    (["plan", "disagmoe", *SMALL, "--budget", "0"], "--budget", "0", "at least 1"),
+    (["plan", "ep", *RUN, "--refine", "run"], "--refine", "'run'", "a planner of its own: disagmoe"),
+    (
+        ["plan", "disagmoe", *RUN, "--refine", "run", "--layout", "groups=2"],
+        "--refine",
+        "'run'",
+        "nothing beside --layout",
+    ),
+    (["plan", "disagmoe", *RUN, "--refine", "run", "--ranks", "0"], "--ranks", "0", "1 to 64"),
     (["simulate", "epp", *SMALL], "system", "'epp'", "did you mean 'ep'"),
-    (["simulate", "ep", *SMALL, "--model", "tinny"], "model", "'tinny'", "did you mean 'tiny'"),
-    (["simulate", "ep", *SMALL, "--model", "no/such.json"], "model", "no/such.json", "a readable file"),
-    (["simulate", "ep", *SMALL, "--cluster", "h900x1"], "cluster", "'h900x1'", "h800x<nodes>"),
-    (["simulate", "ep", *SMALL, "--cluster", "h800x0"], "cluster", "'h800x0'", "1 to 16384 nodes"),
-    ([*SIMULATE, "--seq-len", "0"], "workload.seq_len", "0", "greater than or equal to 2"),
+    (["simulate", "ep", *SMALL, "--model", "tinny"], "--model", "'tinny'", "did you mean 'tiny'"),
+    (["simulate", "ep", *SMALL, "--model", "no/such.json"], "--model", "no/such.json", "a readable file"),
+    (["simulate", "ep", *SMALL, "--cluster", "h900x1"], "--cluster", "'h900x1'", "h800x<nodes>"),
+    (["simulate", "ep", *SMALL, "--cluster", "h800x0"], "--cluster", "'h800x0'", "1 to 16384 nodes"),
+    ([*SIMULATE, "--seq-len", "0"], "--seq-len", "0", "greater than or equal to 2"),
     ([*SIMULATE, "--seq-len", "many"], "--seq-len", "'many'", "a whole number"),
-    ([*SIMULATE, "--seq-len", "60"], "workload.global_batch_tokens", "1024", "a multiple of 60"),
-    ([*SIMULATE, "--global-batch-tokens", "-4"], "workload.global_batch_tokens", "-4", "greater than"),
+    ([*SIMULATE, "--seq-len", "60"], "--global-batch-tokens", "1024", "a multiple of 60"),
+    ([*SIMULATE, "--global-batch-tokens", "-4"], "--global-batch-tokens", "-4", "greater than"),
     (
         [*SIMULATE, "--global-batch-tokens", "64", "--layout", "ep=8"],
-        "workload.global_batch_tokens",
+        "--global-batch-tokens",
         "64",
         "multiple of",
     ),
-    ([*SIMULATE, "--dtype", "fp64"], "workload.dtype", "'fp64'", "'bf16' or 'fp32'"),
-    ([*SIMULATE, "--routing", "zipf"], "workload.routing", "'zipf'", "zipf:"),
-    ([*SIMULATE, "--seed", "-1"], "workload.seed", "-1", "greater than"),
-    ([*SIMULATE, "--assumptions", "hopeful"], "assumptions", "'hopeful'", "h200-measured"),
-    ([*SIMULATE, "--set", "gem=0.5"], "assumptions", "'gem'", "did you mean 'gemm'"),
+    ([*SIMULATE, "--dtype", "fp64"], "--dtype", "'fp64'", "'bf16' or 'fp32'"),
+    ([*SIMULATE, "--routing", "zipf"], "--routing", "'zipf'", "zipf:"),
+    ([*SIMULATE, "--seed", "-1"], "--seed", "-1", "greater than"),
+    ([*SIMULATE, "--assumptions", "hopeful"], "--assumptions", "'hopeful'", "h200-measured"),
+    ([*SIMULATE, "--set", "gem=0.5"], "--assumptions", "'gem'", "did you mean 'gemm'"),
     ([*SIMULATE, "--set", "gemm=2"], "assumptions.gemm", "2.0", "less than or equal to 1"),
-    ([*SIMULATE, "--set", "gemm"], "assumptions", "'gemm'", "key=value"),
-    ([*SIMULATE, "--layout", "ep"], "layout", "'ep'", "key=value"),
-    ([*SIMULATE, "--layout", "epp=2"], "layout", "'epp'", "mbs, replicas, ep,"),
+    ([*SIMULATE, "--set", "gemm"], "--assumptions", "'gemm'", "key=value"),
+    ([*SIMULATE, "--layout", "ep"], "--layout", "'ep'", "key=value"),
+    ([*SIMULATE, "--layout", "epp=2"], "--layout", "'epp'", "mbs, replicas, ep,"),
     ([*SIMULATE, "--layout", "ep=two"], "layout.ep", "'two'", "a whole number"),
     ([*SIMULATE, "--layout", "ep=0"], "layout.ep", "0", "greater than or equal to 1"),
     ([*SIMULATE, "--layout", "ep=3"], "layout.ep", "3", "a divisor of experts"),
-    ([*SIMULATE, "--layout", "ep=8", "pp=2"], "layout", "ep=8 pp=2", "8 GPUs of h800x1"),
+    ([*SIMULATE, "--layout", "ep=8", "pp=2"], "--layout", "ep=8 pp=2", "8 GPUs of h800x1"),
     ([*SIMULATE, "--layout", "groups=2"], "layout.groups", "2", "not used by ep"),
     ([*SIMULATE, "--layout", "copies=pair"], "layout.copies", "'pair'", "'expert'"),
     ([*SIMULATE, "--layout", "shard_state=maybe"], "layout.shard_state", "'maybe'", "true or false"),
     ([*SIMULATE, "--speed", "high"], "option", "'--speed'", "--seq-len"),
-    (["trace", "ep", *SMALL, "--out", "step.txt"], "out", "step.txt", "ends in .json"),
-    (["trace", "ep", "--model", "tiny", "--out", "step.json"], "cluster", "None", "--executed"),
+    (["trace", "ep", *SMALL, "--out", "step.txt"], "--out", "step.txt", "ends in .json"),
+    (["trace", "ep", "--model", "tiny", "--out", "step.json"], "--cluster", "None", "--executed"),
     (["figure", "fig8"], "experiment", "'fig8'", "did you mean 'fig7'"),
-    (["figure", "fig7", "--out", "../file"], "out", "../file", "a directory"),
-    (["figure", "fig7", "--results", "../file/deep"], "results", "../file/deep", "a directory"),
-    (["run", "ep", *RUN, "--ranks", "0"], "ranks", "0", "1 to 64"),
+    (["figure", "fig7", "--out", "../file"], "--out", "../file", "a directory"),
+    (["figure", "fig7", "--results", "../file/deep"], "--results", "../file/deep", "a directory"),
+    (["run", "ep", *RUN, "--ranks", "0"], "--ranks", "0", "1 to 64"),
     (["run", "ep", *RUN, "--ranks", "x"], "--ranks", "'x'", "a whole number"),
-    (["run", "ep", *RUN, "--device", "tpu"], "device", "'tpu'", "cpu or cuda"),
-    (["run", "ep", *RUN, "--steps", "0"], "steps", "0", "1"),
-    (["run", "ep", *RUN, "--data", "web"], "data", "'web'", "text"),
-    (["run", "ep", *RUN, "--layout", "ep=8"], "layout", "ep=8", "4 GPUs"),
-    (["run", "ep", *RUN, "--model", "deepseek-v3"], "model", "", ""),
-    (["run", "disagmoe", *RUN, "--ranks", "1"], "ranks", "1", "2 or more"),
-    (["run", "ep", *RUN, "--cluster", "h800x1"], "ranks", "4", "the 8 GPUs of h800x1"),
-    (["verify", "ep", *RUN, "--tolerance", "2"], "tolerance", "'2'", "below 1"),
+    (["run", "ep", *RUN, "--device", "tpu"], "--device", "'tpu'", "cpu or cuda"),
+    (["run", "ep", *RUN, "--steps", "0"], "--steps", "0", "1"),
+    (["run", "ep", *RUN, "--data", "web"], "--data", "'web'", "text"),
+    (["run", "ep", *RUN, "--layout", "ep=8"], "--layout", "ep=8", "4 GPUs"),
+    (["run", "ep", *RUN, "--model", "deepseek-v3"], "model.router_bias", "", ""),
+    (["run", "disagmoe", *RUN, "--ranks", "1"], "--ranks", "1", "2 or more"),
+    (["run", "ep", *RUN, "--cluster", "h800x1"], "--ranks", "4", "the 8 GPUs of h800x1"),
+    (["verify", "ep", *RUN, "--tolerance", "2"], "--tolerance", "'2'", "below 1"),
     (["verify", "epp", *RUN], "system", "'epp'", "did you mean 'ep'"),
     (["verify", "ep", *RUN, "--layout", "ep=3"], "layout.ep", "3", "a divisor of experts"),
 ]
@@ -301,7 +306,7 @@ def test_bad_input_is_one_line(here: Path, words: list[str], field: str, value: 
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert len(lines) == 1, result.stderr
-    assert lines[0].startswith(f"moebench: {field}")
+    assert lines[0].startswith(f"moebench: {field}: ")
     assert value in lines[0]
     assert "allowed: " in lines[0]
     assert allowed in lines[0].partition("allowed: ")[2]
@@ -385,9 +390,14 @@ def test_run_keeps_the_trial_it_prints(here: Path) -> None:
 
 def test_a_plan_is_refined_by_running_its_neighbours(here: Path) -> None:
     words = ["plan", "disagmoe", *RUN, "--refine", "run", "--ranks", "4", "--steps", "3", "--budget", "3"]
-    facts = call_json(*words, "--results", "kept")
+    done = call(*words, "--results", "kept", "--json")
+    facts = json.loads(done.stdout)
     found = facts["refinement"]
     assert found["source"] == "measured"
+    told = done.stderr.splitlines()
+    assert told[0] == "planning disagmoe on 4 ranks of this machine: starting them"
+    assert "planning disagmoe on 4 ranks of this machine: 0 of 3: seed" in told
+    assert any(re.search(r": 3 of 3: .*: [0-9.e-]+ s a step$", line) for line in told)
     ran = {each["trial"]: each for each in found["tried"] if each["step_time_s"] is not None}
     assert len(ran) == 3
     kept = {trial.name: trial for _, trial in read_trials([here / "kept"])}

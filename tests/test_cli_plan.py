@@ -51,6 +51,7 @@ def test_a_printed_schedule_is_that_of_the_plan() -> None:
 
 LONG = "1" * 400
 BESIDE = "nothing beside --seq-len-schedule"
+RUN_ONLY = (["--ranks", "3"], ["--steps", "3"], ["--device", "cpu"], ["--results", "kept"])
 
 
 @pytest.mark.parametrize(
@@ -60,20 +61,29 @@ BESIDE = "nothing beside --seq-len-schedule"
         ([*SCHEDULE, "--print-schedule"], "--print-schedule", BESIDE),
         ([*SCHEDULE, "--refine", "none"], "--refine", BESIDE),
         ([*SCHEDULE, "--refine", "run"], "--refine", BESIDE),
-        ([*SCHEDULE, "--seq-len", "64"], "--seq-len", "instead of it"),
-        ([*SCHEDULE, "--time-limit", "1e-9"], "time_limit_s", "no allocation was found in that time"),
-        ([*ONE, "--time-limit", "1e-9"], "time_limit_s", "no allocation was found in that time"),
+        ([*SCHEDULE, "--seq-len", "64"], "--seq-len", "nothing beside --seq-len-schedule"),
+        (ON, "--seq-len", "a number of tokens (it is required), or --seq-len-schedule"),
+        *(([*ONE, *given], given[0], "nothing without --refine run") for given in RUN_ONLY),
+        ([*ONE, "--refine", "none", "--steps", "3"], "--steps", "nothing without --refine run"),
+        ([*ONE, "--layout", "groups=2", "--refine", "none"], "--refine", "nothing beside --layout"),
+        ([*ONE, "--layout", "groups=2", "--assumptions", "datasheet"], "--assumptions", "nothing beside --layout"),
+        ([*ONE, "--layout", "groups=2", "--set", "gemm=0.5"], "--set", "nothing beside --layout"),
+        ([*ONE, "--refine", "run", "--print-schedule"], "--refine", "simulate or none with --print-schedule"),
+        ([*ON, "--seq-len-schedule", "64@0.5,128@0.4"], "--seq-len-schedule", "these sum to 0.9"),
+        ([*ON, "--seq-len-schedule", "0:5"], "--seq-len-schedule", "positive"),
+        ([*SCHEDULE, "--time-limit", "1e-9"], "--time-limit", "no allocation was found in that time"),
+        ([*ONE, "--time-limit", "1e-9"], "--time-limit", "no allocation was found in that time"),
         ([*ONE, "--time-limit", "0"], "--time-limit", "above 0"),
         ([*ONE, "--time-limit", "nan"], "--time-limit", "above 0"),
         ([*ONE, "--time-limit", "5", "--layout", "groups=2"], "--time-limit", "nothing beside --layout"),
         ([*ONE, "--budget", "5", "--layout", "groups=2"], "--budget", "nothing beside --layout"),
         ([*ONE, "--budget", "5", "--refine", "none"], "--budget", "nothing beside --refine none"),
-        ([*ON, "--seq-len-schedule", f"{LONG}:5"], "--seq-len-schedule", "4096:2000"),
-        ([*ON, "--seq-len-schedule", f"64:{LONG}"], "seq-len-schedule", "LENGTH:STEPS"),
-        ([*ON, "--seq-len-schedule", f"64:5,{LONG}:5"], "seq-len-schedule", "LENGTH:STEPS"),
-        ([*ON, "--seq-len-schedule", "128:5,64:5"], "seq-len-schedule", "ascending"),
-        ([*ON, "--seq-len-schedule", "64:5,-128:5"], "seq-len-schedule", "positive"),
-        ([*ON, "--seq-len-schedule", "64:5,96:5"], "workload.global_batch_tokens", "a multiple of 96"),
+        ([*ON, "--seq-len-schedule", f"{LONG}:5"], "--seq-len-schedule", "LENGTH:STEPS"),
+        ([*ON, "--seq-len-schedule", f"64:{LONG}"], "--seq-len-schedule", "LENGTH:STEPS"),
+        ([*ON, "--seq-len-schedule", f"64:5,{LONG}:5"], "--seq-len-schedule", "LENGTH:STEPS"),
+        ([*ON, "--seq-len-schedule", "128:5,64:5"], "--seq-len-schedule", "ascending"),
+        ([*ON, "--seq-len-schedule", "64:5,-128:5"], "--seq-len-schedule", "positive"),
+        ([*ON, "--seq-len-schedule", "64:5,96:5"], "--global-batch-tokens", "a multiple of 96"),
     ],
 )
 def test_what_would_go_unheeded_is_refused_in_one_line(words: list[str], field: str, allowed: str) -> None:
@@ -84,8 +94,8 @@ def test_what_would_go_unheeded_is_refused_in_one_line(words: list[str], field: 
     assert allowed in line.partition("allowed: ")[2]
 
 
-@pytest.mark.parametrize("option", ["--budget", "--time-limit"])
-def test_limits_of_a_planner_need_one(option: str) -> None:
-    result = CliRunner().invoke(app, ["plan", "ep", *ONE, option, "3"])
+@pytest.mark.parametrize("given", [["--budget", "3"], ["--time-limit", "3"], ["--refine", "none"]])
+def test_options_of_a_planner_need_one(given: list[str]) -> None:
+    result = CliRunner().invoke(app, ["plan", "ep", *ONE, *given])
     assert result.exit_code == 2
-    assert f"moebench: {option}: 3" in result.stderr and "a planner of its own: disagmoe" in result.stderr
+    assert f"moebench: {given[0]}: " in result.stderr and "a planner of its own: disagmoe" in result.stderr

@@ -1,7 +1,8 @@
 """Plans for workloads that change: schedules, moves between placements, and when a move pays."""
 
 import json
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
@@ -13,11 +14,14 @@ from bench.flops import num_parameters, parameters
 from bench.models import get_model
 from bench.sequence import CUT
 from bench.timing import Evaluate, StepTime, simulated
+from systems.disagmoe.planner import search
+from systems.disagmoe.planner.allocation import Allocation
 from systems.disagmoe.planner.explain import explain
 from systems.disagmoe.planner.move import Move, move
+from systems.disagmoe.planner.neighbours import neighbours
 from systems.disagmoe.planner.phases import held_by, plan_phases
 from systems.disagmoe.planner.phases_words import PhasePlan, PhasesPlan
-from systems.disagmoe.planner.refine import neighbours
+from systems.disagmoe.planner.problem import Problem
 from systems.disagmoe.planner.schedule import Phase, parse_schedule
 
 ASSUMED = get_assumptions("datasheet")
@@ -104,10 +108,18 @@ def test_schedules_that_cannot_be_are_refused(text: str) -> None:
         parse_schedule(text)
 
 
-def test_shares_of_a_mixture_add_up() -> None:
-    mixture = parse_schedule("64@3,128@1")
-    assert mixture.mixed
-    assert [phase.num_steps for phase in mixture.phases] == [0.75, 0.25]
+def test_shares_of_a_mixture_are_of_one_or_whole_weights() -> None:
+    for text in ("64@3,128@1", "64@0.75,128@0.25", "64@0.7499,128@0.25"):
+        mixture = parse_schedule(text)
+        assert mixture.mixed
+        assert sum(phase.num_steps for phase in mixture.phases) == pytest.approx(1.0, rel=1e-12)
+        assert mixture.phases[1].num_steps == pytest.approx(0.25, abs=1e-4)
+
+
+@pytest.mark.parametrize(("text", "total"), [("64@0.8,128@0.1", "0.9"), ("64@1,128@0.2", "1.2"), ("64@0.5", "0.5")])
+def test_shares_that_do_not_sum_to_one_are_refused(text: str, total: str) -> None:
+    with pytest.raises(BadInput, match=f"seq-len-schedule.*sum to {total}"):
+        parse_schedule(text)
 
 
 def timed(seconds: dict[tuple[int, int], float]) -> Evaluate:
@@ -229,6 +241,30 @@ def test_a_mixture_stays_on_one_placement() -> None:
     said = found.sentences()
     assert "25 % of the steps of 128 tokens" in said[1] and "of this length in a row" in said[1]
     assert "one placement loses 50 %" in said[-1]
+
+
+def test_a_phase_whose_solver_was_stopped_says_so() -> None:
+    found = plan_phases(spec(), parse_schedule("64:10,128:10"), ASSUMED, budget=1)
+    assert all(each.gap is None for each in found.phases) and "out of time" not in " ".join(found.sentences())
+    stopped = replace(found, phases=(found.phases[0], replace(found.phases[1], gap=0.12)))
+    first, second, _ = stopped.sentences()
+    assert "out of time" not in first
+    assert "At this length the solver ran out of time" in second and "up to 12 % faster" in second
+    assert [phase["proven"] for phase in stopped.to_json()["phases"]] == [True, False]
+
+
+def test_the_gap_of_a_stopped_solver_reaches_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = search.allocate
+    best = {}
+
+    def stopped(programme: Problem, **options: Any) -> Allocation:
+        found = real(programme, **options)
+        best[programme.spec.workload.seq_len] = found
+        return replace(found, proven=False, most_steps_per_s=2 * found.steps_per_s)
+
+    monkeypatch.setattr(search, "allocate", stopped)
+    found = plan_phases(spec(), parse_schedule("64:10,128:10"), ASSUMED, budget=1)
+    assert [each.gap for each in found.phases] == [pytest.approx(1.0)] * 2 and set(best) == {64, 128}
 
 
 def test_a_length_that_does_not_divide_the_batch_is_refused() -> None:

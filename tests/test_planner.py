@@ -23,14 +23,19 @@ from bench.system import get_system
 from bench.timing import Evaluate, StepTime
 from bench.tune import tune
 from systems.disagmoe.placement import place, replica_size
-from systems.disagmoe.planner.allocation import allocate
+from systems.disagmoe.planner.allocation import Outcome, allocate, attempt
 from systems.disagmoe.planner.alternatives import alternatives, by_groups
+from systems.disagmoe.planner.choices import Choices
 from systems.disagmoe.planner.explain import explain
-from systems.disagmoe.planner.problem import RESOURCES, Choices, Problem, problem
-from systems.disagmoe.planner.refine import neighbours, refine
+from systems.disagmoe.planner.neighbours import neighbours
+from systems.disagmoe.planner.problem import RESOURCES, Problem, problem
+from systems.disagmoe.planner.programme import RATE_TOLERANCE
+from systems.disagmoe.planner.refine import refine
 from systems.disagmoe.planner.roofline import roofline
 from systems.disagmoe.planner.state import held_state
 from systems.disagmoe.planner.tokens import Option, token_costs
+from systems.disagmoe.planner.what_ifs import WhatIf
+from systems.disagmoe.planner.words import next_in_words, origin_in_words, programme_in_words, unequal_in_words
 from systems.disagmoe.shift import Homes
 from systems.disagmoe.system import DisagMoE
 
@@ -243,9 +248,9 @@ def test_bytes_of_a_rank_are_those_of_the_cost_model() -> None:
         for side in "AF":
             names = [group.name for group in placement.groups if group.name[0] == side]
             held = max(costs.static_bytes(name) for name in names)
-            assert state.static_bytes(side, np.array([8.0]), 1)[0] == pytest.approx(held, rel=1e-6)
+            assert state.static_bytes(side, np.array([8.0]), np.array([1.0]))[0] == pytest.approx(held, rel=1e-6)
             update_s = max(costs.update_s(name) for name in names)
-            assert state.update_s(side, np.array([8.0]), 1)[0] == pytest.approx(update_s, rel=1e-6)
+            assert state.update_s(side, np.array([8.0]), np.array([1.0]))[0] == pytest.approx(update_s, rel=1e-6)
 
 
 def test_neighbours_can_all_be_planned() -> None:
@@ -406,6 +411,97 @@ def test_a_solver_that_is_stopped_gives_what_it_has_and_says_so() -> None:
     assert told.to_json()["allocation"]["proven"] is False
 
 
+def test_whatever_a_stopped_solver_found_is_said_not_to_be_proven() -> None:
+    said = explain(spec("qwen3-30b", "h800x2", 32, 1024), ASSUMED, refinement=False)
+    assert "not proven" not in " ".join(said.sentences()) and "in its time" not in " ".join(said.sentences())
+
+    def stopped(outcome: Outcome) -> Outcome:
+        assert outcome.allocation is not None
+        return Outcome(replace(outcome.allocation, proven=False))
+
+    found = replace(
+        said,
+        others=tuple(stopped(each) for each in said.others),
+        what_ifs=tuple(WhatIf(each.condition, stopped(each.outcome)) for each in said.what_ifs),
+        unequal=stopped(said.unequal),
+        nic_sets=stopped(said.nic_sets),
+    )
+    compared = [each for each in found.sentences() if each.startswith("What if") or "next best" in each]
+    assert len(compared) == 1 + len(found.what_ifs) + 2
+    assert all("(not proven: the solver ran out of time)" in each for each in compared)
+    assert not any("gain nothing by" in each for each in compared)
+    nothing = Outcome(None, True)
+    late = replace(said, others=(nothing,), unequal=nothing, nic_sets=nothing, what_ifs=(WhatIf("later", nothing),))
+    assert sum("in its time" in each for each in late.sentences()) == 4
+    assert late.to_json()["unequal"] == {"allocation": None, "timed_out": True}
+    # What is proven says little beside a split that is not.
+    weak = replace(said, allocation=replace(said.allocation, proven=False))
+    assert sum("(of a split that is not proven)" in each for each in weak.sentences()) == len(compared)
+
+
+def test_gains_and_losses_are_told_apart() -> None:
+    said = explain(spec("qwen3-30b", "h800x2", 32, 1024), ASSUMED, refinement=False)
+    chosen = said.allocation
+    slower, faster = (replace(chosen, steps_per_s=chosen.steps_per_s * share) for share in (1 / 1.043, 1.043))
+    assert "gain nothing" in unequal_in_words(slower, chosen) and "takes 4.3 % longer" in unequal_in_words(
+        slower, chosen
+    )
+    assert "would gain 4.3 %" in unequal_in_words(faster, chosen)
+    assert "takes as long" in unequal_in_words(chosen, chosen)
+    assert "and loses 4.3 %" in next_in_words(Outcome(slower), chosen)
+    nearly = replace(chosen, proven=False, most_steps_per_s=chosen.steps_per_s * (1 + 1e-6))
+    assert "up to less than 0.01 % faster" in programme_in_words(nearly)
+    assert "fewer GPUs" in programme_in_words(replace(chosen, settled=False)) and chosen.settled
+
+
+def test_what_a_stopped_solver_cannot_be_beaten_in_is_proven() -> None:
+    """Its bound is the rate of the best candidate: an incumbent that reaches it needs no longer search."""
+    programme = problem(spec("qwen3-30b", "h800x16", 256, 4096), ASSUMED)
+    for limit_s in (1e-3, 3e-3, 1e-2, 3e-2, 0.1):
+        found = attempt(programme, time_limit_s=limit_s).allocation
+        if found is not None:
+            assert found.proven == (found.gap <= RATE_TOLERANCE)
+
+
+def test_rounds_are_no_longer_than_there_are_micro_batches() -> None:
+    case = spec(sequences=16)
+    start = allocate(problem(case, ASSUMED)).layout.model_copy(update={"round_length": 500})
+    found = refine(case, [start], ASSUMED, budget=12)
+    for each in found.tried:
+        lanes = (each.layout.replicas or 1) * each.layout.attention_ranks * each.layout.mbs
+        assert each.layout.round_length <= 16 * each.layout.sequence_ranks // lanes, each.change
+    assert len({each.layout for each in found.tried}) == len(found.tried)
+
+
+def test_the_plan_says_where_the_walk_began() -> None:
+    case = spec()
+    seeds = [each.layout for each in by_groups(problem(case, ASSUMED))]
+    own, other = seeds[:2]
+
+    def timed(fast: Layout) -> Evaluate:
+        def evaluate(of: Case) -> StepTime:
+            step_s = 1.0 if of.layout == fast else 2.0
+            return StepTime("ok", step_s, step_s, step_s)
+
+        return evaluate
+
+    for fast in (own, other):
+        found = refine(case, seeds, ASSUMED, evaluate=timed(fast), budget=12)
+        assert found.start is not None and found.start.layout == fast and found.from_seed
+        said = origin_in_words(own, found, None, "measured")
+        assert said.startswith("it is the programme's split" if fast == own else "of the programme's splits, p=")
+        assert "as it is" in said
+    assert "the layout that was given" in origin_in_words(own, found, other, "measured")
+
+    def frugal(of: Case) -> StepTime:
+        return StepTime("ok" if of.layout.recompute == "full" else "infeasible", 1.0, 1.0, 1.0)
+
+    assert all(seed.recompute == "none" for seed in seeds)
+    found = refine(case, seeds, ASSUMED, evaluate=frugal, budget=99)
+    assert not found.from_seed and found.start == found.path[0]
+    assert "no split of the programme fits" in origin_in_words(own, found, None, "measured")
+
+
 def test_the_plan_tells_the_programme_from_the_refinement() -> None:
     found = explain(spec("qwen3-30b", "h800x2", 32, 1024), ASSUMED, budget=6)
     assert found.best is not None
@@ -418,6 +514,8 @@ def test_the_plan_tells_the_programme_from_the_refinement() -> None:
     assert list(beside["M:N"]) == [f"{each.attention_ranks}:{each.expert_ranks}" for each in (before, after)]
     assert list(beside["step s, by the programme"]) == [found.allocation.step_s, None]
     assert beside["step s, simulated"][1] == found.best.step_time_s
+    assert found.refinement is not None and found.refinement.start is not None
+    before = found.refinement.start.layout
     changed = {name for name in Layout.model_fields if getattr(before, name) != getattr(after, name)}
     assert changed and all(f"{name} {getattr(before, name)} -> {getattr(after, name)}" in said[1] for name in changed)
     alone = explain(spec(), ASSUMED, refinement=False)

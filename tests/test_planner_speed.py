@@ -8,7 +8,8 @@ from bench.case import CaseSpec, Workload
 from bench.clusters import get_cluster
 from bench.models import get_model
 from systems.disagmoe.planner.allocation import allocate
-from systems.disagmoe.planner.problem import Choices, problem
+from systems.disagmoe.planner.choices import Choices
+from systems.disagmoe.planner.problem import problem
 
 ASSUMED = get_assumptions("datasheet")
 NUM_GPUS = 2048

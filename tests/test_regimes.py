@@ -9,6 +9,7 @@ from bench.assumptions import get_assumptions
 from bench.clusters import get_cluster
 from bench.errors import BadInput
 from bench.models import get_model
+from bench.results import PUBLISHED, read_trials
 from experiments import regimes
 from paper_figs import regimes as map_figure
 from paper_figs import roofline as roofline_figure
@@ -35,6 +36,25 @@ def test_every_cell_has_every_system_with_the_same_work() -> None:
         same = [regimes.spec_at(point, system) for system in (regimes.OURS, *regimes.COLOCATED)]
         assert len({(s.model, s.cluster, s.workload) for s in same}) == 1
         assert same[0].model.top_k == point.top_k and same[0].cluster.num_nodes == point.num_nodes
+
+
+def test_no_other_colocated_system_is_the_fastest_in_a_cell_of_figure_7() -> None:
+    known = (regimes.OURS, *regimes.COLOCATED, "ep", "megatron", "dualpipe")
+    rates: dict[tuple[str, int], dict[str, float]] = {}
+    for _, trial in read_trials([PUBLISHED / "fig7"]):
+        cell = rates.setdefault((trial.case.model.name, trial.case.workload.seq_len), {})
+        cell[trial.case.system] = trial.metrics.get("tokens_per_s_per_gpu") or 0.0
+    assert len(rates) == 12
+    for cell in rates.values():
+        assert set(cell) <= set(known)
+        colocated = {system: rate for system, rate in cell.items() if system != regimes.OURS}
+        assert max(colocated, key=lambda system: colocated[system]) in regimes.COLOCATED
+
+
+def test_the_map_says_how_many_layouts_were_looked_at() -> None:
+    caption = map_figure.draw(cells([0.8, 1.3, None, 1.0]), budget=64).texts[-1].get_text()
+    assert "at most 64 layouts" in " ".join(caption.split())
+    assert "all its layouts" in " ".join(map_figure.draw(cells([0.8, 1.3, None, 1.0])).texts[-1].get_text().split())
 
 
 def test_quick_cells_are_fewer() -> None:

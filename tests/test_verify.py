@@ -122,6 +122,10 @@ RATIOS = [
     Trial("disagmoe", af(1, 1, 3), {"num_layers": 4}),  # groups that hold different numbers of layers
     Trial("disagmoe", af(1, 2, 2, head_group=1), {"num_layers": 2}),
     Trial("disagmoe", af(1, 2, 2, shift_at=2, round_length=2), FOUR_LAYERS | {"window_pattern": (6, 0)}, 3),
+    # Attention and experts of different depth.
+    Trial("disagmoe", af(2, 1, 1, expert_groups=2)),
+    Trial("disagmoe", af(1, 2, 3, expert_groups=1), DENSE_FIRST, 3),
+    Trial("disagmoe", af(1, 1, 2, expert_groups=3, recompute="full", deferred_w=2), {**SHARED, "num_layers": 4}, 3),
     Trial("disagmoe", af(1, 3), SIX_EXPERTS),
 ]
 ROUTERS = [

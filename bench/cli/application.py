@@ -6,6 +6,7 @@ input; 130 stopped.
 
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ from bench.cli import (
     planning,
     results_cmd,
     roofline,
+    simulating,
     sweep,
     tracing,
     training,
@@ -48,7 +50,8 @@ class OneLineErrors(KnownVerbs):
             try:
                 code = call(standalone_mode=False)
             except BadInput as error:
-                _refuse(str(error), getattr(error, "grid", ""))
+                words = args[0] if args else extra.get("args")
+                _refuse(_as_typed(error, self, sys.argv[1:] if words is None else words), getattr(error, "grid", ""))
             except UsageError as error:
                 _refuse(_usage_line(error))
             except OSError as error:
@@ -57,6 +60,20 @@ class OneLineErrors(KnownVerbs):
                 _say("stopped")
                 sys.exit(EXIT_STOPPED)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _as_typed(error: BadInput, command: Any, words: Sequence[str]) -> str:
+    """The error with its field as the option that the command has for it: ``--seq-len`` of ``workload.seq_len``."""
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    verbs = (command, *getattr(command, "commands", {}).values())  # a group may have a verb that needs no name
+    options = {name for verb in verbs for each in verb.params for name in each.opts}
+    plain = error.field.removeprefix("workload.")
+    for field in (plain, plain.removesuffix("_s")):
+        option = "--" + field.replace("_", "-")
+        if option in options:
+            return f"{option}{str(error).removeprefix(' '.join(error.field.split()))}"
+    return str(error)
 
 
 def _usage_line(error: Any) -> str:
@@ -108,6 +125,7 @@ app = typer.Typer(
 for group in (
     listing,
     planning,
+    simulating,
     choosing,
     roofline,
     training,

@@ -1,26 +1,19 @@
-"""Verbs and views that say why: `tune`, and the planner's reasons in `plan`."""
+"""`moebench tune`: the best layout of a system's space, what came next, and what was rejected and why."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from bench.cli import options
 from bench.cli.asking import Asked, asks
-from bench.cli.options import RUN_MICROBATCHES, PairsCommand
-from bench.errors import BadInput
+from bench.cli.options import PairsCommand
 
 if TYPE_CHECKING:
-    from bench.case import CaseSpec, Layout
-    from bench.evaluate import CostModel
     from bench.tune import Candidate, TuneResult
 
 SHOWN_CANDIDATES = 12
 GIB = 2**30
-REFINE = ("simulate", "run", "none")
 
 
 def add_verbs(app: typer.Typer) -> None:
@@ -105,142 +98,3 @@ def _result(found: "TuneResult") -> dict[str, Any]:
         "candidates": [plain(each) for each in found.candidates],
         "memory_against_time": [plain(each) for each in _frontier(found.candidates)],
     }
-
-
-@dataclass(frozen=True)
-class Refining:
-    """How a planner times the neighbours of its split: the options of `moebench plan --refine`."""
-
-    how: str
-    ranks: int
-    device: Literal["cpu", "cuda"]
-    steps: int
-    budget: int | None
-    time_limit_s: float | None
-    results: Path
-
-    @classmethod
-    def of(
-        cls,
-        how: str,
-        ranks: int,
-        device: str,
-        steps: int,
-        budget: int | None,
-        time_limit_s: float | None,
-        results: Path | None,
-    ) -> "Refining":
-        """Raises BadInput."""
-        from bench.errors import unknown
-        from bench.results import LOCAL
-
-        if how not in REFINE:
-            raise unknown("refine", how, REFINE)
-        if budget is not None:
-            options.at_least_one("budget", budget)
-        options.at_least_one("steps", steps)
-        kept = LOCAL if results is None else results
-        return cls(how, ranks, options.device_of(device), steps, budget, time_limit_s, kept)
-
-    @property
-    def runs(self) -> bool:
-        return self.how == "run"
-
-    def require_planned(self, system: str, layout: "Layout | None", schedule: str | None, printed: bool) -> None:
-        """Raises BadInput where an option would go unheeded: nothing plans, or it plans something else."""
-        from bench.cli.output import require_folder
-        from bench.cli.training import require_torch
-
-        if schedule is not None:
-            planner_of(system, "explain_schedule")
-            what = "nothing beside --seq-len-schedule: every phase is planned, and refined by simulation"
-            if layout is not None:
-                raise BadInput("--layout", str(layout) or "defaults", what)
-            if printed:
-                raise BadInput("--print-schedule", True, what)
-            if self.how != "simulate":
-                raise BadInput("--refine", self.how, what)
-        limits = {"--budget": self.budget, "--time-limit": self.time_limit_s}
-        for option, limit in limits.items():
-            if limit is not None:
-                planner_of(system, "explain", option, limit)
-                if layout is not None:
-                    raise BadInput(option, limit, "nothing beside --layout, with which nothing is planned")
-        if self.budget is not None and self.how == "none":
-            raise BadInput("--budget", self.budget, "nothing beside --refine none, which times no layouts")
-        if not self.runs:
-            return
-        planner_of(system, "explain")
-        if layout is not None or printed:
-            raise BadInput("refine", self.how, "simulate with --layout, --seq-len-schedule or --print-schedule")
-        require_torch()
-        require_folder("results", self.results)
-
-    def spec(
-        self, system: str, model: str, cluster: str | None, seq_len: int, batch_tokens: int | None, dtype: str | None
-    ) -> "CaseSpec":
-        """What is planned: on a cluster, or on this machine's ranks. Raises BadInput."""
-        if not self.runs:
-            if cluster is None:
-                raise BadInput("--cluster", None, "a value (it is required)")
-            return options.spec_on(system, model, cluster, seq_len, batch_tokens, dtype or "bf16", "balanced", 0)
-        here = options.local_cluster(self.ranks, self.device, cluster)
-        tokens = RUN_MICROBATCHES * self.ranks * seq_len if batch_tokens is None else batch_tokens
-        chosen = dtype or ("fp32" if self.device == "cpu" else "bf16")
-        return options.spec_of(system, model, here, seq_len, tokens, chosen, "learned", 0)
-
-
-def planner_of(system: str, method: str, option: str = "system", value: object = None) -> Callable[..., Any]:
-    """A system's own planner. Raises BadInput where it has none, naming the option that asked for it."""
-    from bench.system import get_system, systems
-
-    found: Callable[..., Any] | None = getattr(get_system(system), method, None)
-    if found is None:
-        able = ", ".join(name for name, each in systems().items() if hasattr(each, method))
-        raise BadInput(option, system if value is None else value, f"a system with a planner of its own: {able}")
-    return found
-
-
-def explained(spec: "CaseSpec", costs: "CostModel", refining: Refining) -> Any:
-    """A planner's choice and its reasons; see `explain_choice`."""
-    from bench.cli.output import working
-    from bench.results import Store
-    from bench.timing import running
-
-    plan = _limited("explain", spec, costs, refining)
-    plan = partial(plan, refinement=refining.how != "none")
-    with working(f"planning {spec.system}") as advance:
-        if not refining.runs:
-            return plan(progress=advance)
-        store = Store(refining.results)
-        with running(refining.ranks, refining.device, refining.steps, store.write) as evaluate:
-            return plan(progress=advance, evaluate=evaluate)
-
-
-def explained_phases(spec: "CaseSpec", schedule: str, costs: "CostModel", refining: Refining) -> Any:
-    """A planner's choice for every phase of a schedule of sequence lengths."""
-    from bench.cli.output import working
-
-    plan = _limited("explain_schedule", spec, costs, refining)
-    with working(f"planning {spec.system}") as advance:
-        return plan(schedule=schedule, progress=advance)
-
-
-def _limited(method: str, spec: "CaseSpec", costs: "CostModel", refining: Refining) -> Callable[..., Any]:
-    """A planner of a spec with the limits that were given."""
-    given = {"budget": refining.budget, "time_limit_s": refining.time_limit_s}
-    limits = {name: value for name, value in given.items() if value is not None}
-    return partial(planner_of(spec.system, method), spec=spec, assumptions=costs.values, **limits)
-
-
-def explain_choice(explanation: Any, json: bool) -> None:
-    """Says a planner's explanation: an object with `sentences`, `tables` and `to_json`."""
-    from bench.cli.output import print_json, print_table
-
-    if json:
-        print_json(explanation.to_json())
-        return
-    for sentence in explanation.sentences():
-        typer.echo(sentence)
-    for table in explanation.tables():
-        print_table(*table)

@@ -38,6 +38,16 @@ def seconds(word: str) -> float:
     return value
 
 
+def number(option: str, says: str, metavar: str = "NUMBER") -> Any:
+    """A whole number that may be left out."""
+    return typer.Option(option, metavar=metavar, parser=whole_number, help=says, show_default=False)
+
+
+def word(option: str, metavar: str, says: str) -> Any:
+    """A word that may be left out."""
+    return typer.Option(option, metavar=metavar, help=says, show_default=False)
+
+
 System_ = Annotated[
     str, typer.Argument(metavar="SYSTEM", help="Training system; see `moebench list systems`.", show_default=False)
 ]

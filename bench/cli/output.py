@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,13 @@ def shown(value: object) -> str:
 
 
 @contextmanager
-def working(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on stderr while the block runs, where stderr is a terminal.
+def working(title: str, lines: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on stderr while the block runs, where stderr is a terminal; else nothing, or lines if asked for.
 
     Gives the function that moves it: (number done, number of all, what).
     """
     if not sys.stderr.isatty():
-        yield lambda _done, _total, _what: None
+        yield partial(_line, title) if lines else lambda _done, _total, _what: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -88,6 +89,12 @@ def working(title: str) -> Iterator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, description=f"{title}: {what}")
 
         yield advance
+
+
+def _line(title: str, done: int, total: int, what: str) -> None:
+    count = f" {done} of {total}:" if total else ""
+    sys.stderr.write(f"{title}:{count} {what}\n")
+    sys.stderr.flush()
 
 
 def require_new_file(field: str, path: Path) -> None:

@@ -78,7 +78,8 @@ class DisagMoE:
         """What the planner's programme finds best: overall, and with other depths, splits and recomputation."""
         from systems.disagmoe.planner.allocation import allocate
         from systems.disagmoe.planner.alternatives import alternatives, by_groups
-        from systems.disagmoe.planner.problem import Choices, problem
+        from systems.disagmoe.planner.choices import Choices
+        from systems.disagmoe.planner.problem import problem
 
         try:
             programme = problem(spec, assumptions, Choices())

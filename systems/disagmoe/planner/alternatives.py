@@ -1,35 +1,36 @@
 """More than one allocation: the next best splits, and the best of every number of groups or replicas."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.errors import BadInput
-from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, allocate
+from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, Outcome, allocate, attempt
 from systems.disagmoe.planner.problem import Problem
 
 
 def alternatives(problem: Problem, num: int, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
     """The best allocation and the next best ones, each with another (p, p_F, M, N); fewer where there are no more."""
     best = allocate(problem, time_limit_s=time_limit_s)
-    return [best, *next_best(problem, best, num - 1, time_limit_s=time_limit_s)]
+    others = next_best(problem, best, num - 1, time_limit_s=time_limit_s)
+    return [best, *(each.allocation for each in others if each.allocation)]
 
 
-def next_best(
-    problem: Problem, best: Allocation, num: int, *, time_limit_s: float = DEFAULT_LIMIT_S
-) -> list[Allocation]:
-    """The best allocations of other splits (p, p_F, M, N) than `best`, one of each; fewer where there are no more."""
+def next_best(problem: Problem, best: Allocation, num: int, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Outcome]:
+    """The best allocations of other splits (p, p_F, M, N) than `best`, one of each, fastest first.
+
+    Fewer where there are no more; where the solver found none in its time, that is the last.
+    """
     splits = _splits(problem)
     excluded = np.zeros(len(problem), dtype=bool)
-    found: list[Allocation] = []
-    last = best
-    while len(found) < num:
+    found: list[Outcome] = []
+    last: Allocation | None = best
+    while last is not None and len(found) < num:
         excluded |= (splits == splits[last.candidate]).all(axis=1)
-        try:
-            last = allocate(problem, time_limit_s=time_limit_s, excluded=excluded)
-        except BadInput:
-            break
-        found.append(last)
-    return found
+        found.append(attempt(problem, time_limit_s=time_limit_s, excluded=excluded))
+        last = found[-1].allocation
+    some = [each for each in found if each.allocation or each.timed_out]
+    return sorted(some, key=lambda each: each.allocation.step_s if each.allocation else math.inf)
 
 
 def by_groups(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
@@ -44,13 +45,8 @@ def by_replicas(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> l
 
 def _each_best(problem: Problem, column: NDArray[np.int64], time_limit_s: float) -> list[Allocation]:
     """The best allocation of each value of a column."""
-    found = []
-    for value in np.unique(column):
-        try:
-            found.append(allocate(problem, time_limit_s=time_limit_s, excluded=column != value))
-        except BadInput:
-            continue
-    return sorted(found, key=lambda each: each.step_s)
+    tried = (attempt(problem, time_limit_s=time_limit_s, excluded=column != value) for value in np.unique(column))
+    return sorted((each.allocation for each in tried if each.allocation), key=lambda each: each.step_s)
 
 
 def _splits(problem: Problem) -> NDArray[np.int64]:

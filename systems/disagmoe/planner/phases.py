@@ -9,30 +9,30 @@ copies, micro-batch, ranks that share a sequence's tokens, state on the GPU or i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
 from bench.assumptions import Assumptions
 from bench.case import CaseSpec, Layout, Workload
 from bench.errors import BadInput
-from bench.timing import Evaluate
-from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, allocate
+from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, attempt
 from systems.disagmoe.planner.move import STAYS, Move, move
 from systems.disagmoe.planner.phases_words import PhasePlan, PhasesPlan
-from systems.disagmoe.planner.problem import Choices, Problem
+from systems.disagmoe.planner.problem import Problem
 from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Try, refine
 from systems.disagmoe.planner.schedule import FIELD, Schedule
-from systems.disagmoe.planner.search import Progress, search
+from systems.disagmoe.planner.search import Effort, Progress, search
 
 WORKS = ("mbs", "round_length", "deferred_w", "recompute", "copies", "lookahead", "cp", "offload")
 """Fields of a layout that say how GPUs work; the others say what they hold. State may go to the GPU's own host."""
 
 
 class _Own(NamedTuple):
-    """A phase planned by itself: the best layout, and the programme it came from."""
+    """A phase planned by itself: the best layout, the programme it came from, and what the solver found of it."""
 
     programme: Problem
+    allocation: Allocation
     best: Try
 
 
@@ -40,12 +40,7 @@ def plan_phases(
     spec: CaseSpec,
     schedule: Schedule,
     assumptions: Assumptions,
-    *,
-    choices: Choices | None = None,
-    evaluate: Evaluate | None = None,
-    budget: int | None = DEFAULT_BUDGET,
-    time_limit_s: float = DEFAULT_LIMIT_S,
-    progress: Progress | None = None,
+    **effort: Unpack[Effort],
 ) -> PhasesPlan:
     """The fastest way through a schedule at the global batch of `spec`, by dynamic programming over placements.
 
@@ -54,22 +49,16 @@ def plan_phases(
     Raises BadInput where a length does not divide the batch, or nothing fits it.
     """
     specs = [_of_length(spec, phase.seq_len) for phase in schedule.phases]
+    time_limit_s, progress = effort.get("time_limit_s", DEFAULT_LIMIT_S), effort.get("progress")
 
     def planned(number: int) -> _Own:
-        found = search(
-            specs[number],
-            assumptions,
-            choices=choices,
-            evaluate=evaluate,
-            budget=budget,
-            time_limit_s=time_limit_s,
-            progress=_named(progress, specs[number]),
-        )
+        own_effort: Effort = {**effort, "progress": _named(progress, specs[number])}
+        found = search(specs[number], assumptions, **own_effort)
         best = found.refinement.best if found.refinement else None
         if best is None:
             length = specs[number].workload.seq_len
             raise BadInput("cluster", spec.cluster.name, f"a cluster on which sequences of {length} fit")
-        return _Own(found.programme, best)
+        return _Own(found.programme, found.allocation, best)
 
     own = [planned(number) for number in range(len(specs))]
     held = list(dict.fromkeys(held_by(each.best.layout) for each in own))
@@ -83,14 +72,15 @@ def plan_phases(
             specs[number],
             seeds,
             assumptions,
-            evaluate=evaluate,
-            budget=budget,
+            evaluate=effort.get("evaluate"),
+            budget=effort.get("budget", DEFAULT_BUDGET),
             within=lambda layout: held_by(layout) == placement,
             progress=_named(progress, specs[number]),
         ).best
 
     tries = [[kept(number, placement) for placement in held] for number in range(len(specs))]
-    return _Ways(specs, schedule, tries, assumptions).plan()
+    gaps = [None if each.allocation.proven else each.allocation.gap for each in own]
+    return _Ways(specs, schedule, tries, gaps, assumptions).plan()
 
 
 def held_by(layout: Layout) -> Layout:
@@ -120,11 +110,9 @@ def _seeds_on(placement: Layout, programme: Problem, known: Sequence[Layout], ti
         here = fits[programme.shape] & (programme.data_ranks == placement.attention_ranks)
         if not here.any():
             continue
-        try:
-            layout = allocate(programme, time_limit_s=time_limit_s, excluded=~here).layout
-        except BadInput:  # too large for the memory, by the programme
-            continue
-        found.append(layout.model_copy(update=_homes(placement)))
+        best = attempt(programme, time_limit_s=time_limit_s, excluded=~here).allocation
+        if best is not None:  # else too large for the memory, by the programme
+            found.append(best.layout.model_copy(update=_homes(placement)))
     least = placement.model_copy(update={"recompute": "redispatch"})
     return list(dict.fromkeys([*found, least]))
 
@@ -147,11 +135,17 @@ def _homes(placement: Layout) -> dict[str, int | None]:
 
 @dataclass(frozen=True)
 class _Ways:
-    """All ways through the phases. tries: [phases][placements], None where a placement does not do for a length."""
+    """All ways through the phases.
+
+    Args:
+        tries: [phases][placements], None where a placement does not do for a length.
+        gaps: [phases], as `PhasePlan.gap`.
+    """
 
     specs: Sequence[CaseSpec]
     schedule: Schedule
     tries: Sequence[Sequence[Try | None]]
+    gaps: Sequence[float | None]
     assumptions: Assumptions
 
     def plan(self) -> PhasesPlan:
@@ -226,4 +220,5 @@ class _Ways:
             compared=compared,
             own_move=away if compared and own != before else None,
             move=self.moved(number, before, here) if here != before else None,
+            gap=self.gaps[number],
         )

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.case import Layout
-from systems.disagmoe.planner.explain import Table
 from systems.disagmoe.planner.move import Move
 from systems.disagmoe.planner.schedule import Phase, Schedule
+from systems.disagmoe.planner.tables import Table
+from systems.disagmoe.planner.words import GIB, counted, percent
 
-GIB = 2**30
 Verdict = Literal["first", "same", "must", "never", "pays"]
 
 
@@ -24,6 +24,8 @@ class PhasePlan:
         compared: whether there is a placement to keep: False of the first phase.
         own_move: what it takes to go to its own placement (of a mixture: there and back), None where that is kept.
         move: what is moved, None where the placement stays.
+        gap: by how much a split may be faster by the programme, where the solver was stopped at this length; None
+            where its optimum is proven.
     """
 
     phase: Phase
@@ -36,6 +38,7 @@ class PhasePlan:
     compared: bool
     own_move: Move | None
     move: Move | None
+    gap: float | None = None
 
     @property
     def pays_after_steps(self) -> float | None:
@@ -124,10 +127,19 @@ class PhasesPlan:
 
 
 def _in_words(number: int, each: PhasePlan, mixed: bool) -> str:
-    steps = f"{100 * each.phase.num_steps:.3g} % of the steps" if mixed else f"{each.phase.num_steps:.0f} steps"
+    steps = f"{100 * each.phase.num_steps:.3g} % of the steps" if mixed else counted(each.phase.num_steps, "step")
     said = f"Phase {number}: " if not mixed else ""
     said += f"{steps} of {each.phase.seq_len} tokens, {each.step_s:.4g} s a step on {str(each.layout) or 'defaults'}; "
-    return said + _both_sides(each, mixed)
+    return said + _both_sides(each, mixed) + _stopped(each)
+
+
+def _stopped(each: PhasePlan) -> str:
+    if each.gap is None:
+        return ""
+    return (
+        f" At this length the solver ran out of time: by the programme a split may be up to {percent(each.gap)} faster "
+        "than the one that its search began with."
+    )
 
 
 def _both_sides(each: PhasePlan, mixed: bool) -> str:
@@ -172,6 +184,8 @@ def _plain(each: PhasePlan) -> dict[str, Any]:
         "kept_layout": each.kept_layout.model_dump(mode="json") if each.kept_layout else None,
         "kept_step_s": each.kept_step_s,
         "move": moved(each.move),
+        "proven": each.gap is None,
+        "gap": each.gap,
         "verdict": each.verdict,
         "pays_after_steps": each.pays_after_steps,
     }

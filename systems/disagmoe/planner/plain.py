@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from systems.disagmoe.planner.allocation import Allocation
+from systems.disagmoe.planner.allocation import Allocation, Outcome
 from systems.disagmoe.planner.refine import Refinement, Try
 
 
@@ -14,6 +14,7 @@ def plain_allocation(each: Allocation) -> dict[str, Any]:
         "bound_s": 1.0 / each.most_steps_per_s,
         "gap": each.gap,
         "proven": each.proven,
+        "settled": each.settled,
         "solve_s": each.solve_s,
         "binding": list(each.binding),
         "busy_s": dict(each.seconds),
@@ -26,6 +27,12 @@ def plain_allocation(each: Allocation) -> dict[str, Any]:
     }
 
 
+def plain_outcome(each: Outcome) -> dict[str, Any]:
+    """An allocation, or none and whether time was the reason."""
+    found = None if each.allocation is None else plain_allocation(each.allocation)
+    return {"allocation": found, "timed_out": each.timed_out}
+
+
 def plain_refinement(found: Refinement, source: str) -> dict[str, Any]:
     """The whole search: its path, and every layout that was looked at."""
 
@@ -35,6 +42,7 @@ def plain_refinement(found: Refinement, source: str) -> dict[str, Any]:
     return {
         "source": source,
         "complete": found.complete,
+        "start": None if found.start is None else plain(found.start),
         "path": [plain(each) for each in found.path],
         "tried": [plain(each) for each in found.tried],
     }

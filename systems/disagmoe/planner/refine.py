@@ -5,7 +5,7 @@ simulated (or measured) step to say. A neighbour differs in one choice, or moves
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,10 +15,9 @@ from bench.case import CaseSpec, Layout, batch_of
 from bench.errors import BadInput
 from bench.limits import least_bytes
 from bench.predict import costs_of, does_not_fit
-from bench.system import divisors, worthwhile_offloads, worthwhile_shares
 from bench.timing import Evaluate, StepTime, simulated
-from systems.disagmoe.placement import expert_depth, place, replica_size
-from systems.disagmoe.shift import shift_of, spreads
+from systems.disagmoe.placement import place
+from systems.disagmoe.planner.neighbours import in_whole_rounds, neighbours, rounds
 
 DEFAULT_BUDGET = 32
 MORE_THAN_NOTHING = 1e-3
@@ -55,15 +54,23 @@ class Refinement:
         path: the layouts it stood on, the best seed first, the result last; empty where nothing fits.
         tried: every layout that was looked at, in order.
         complete: whether no neighbour is better; False where the budget ended the search.
+        first: number in `path` of the best seed, or of a seed's neighbour where no seed fits (not `from_seed`).
     """
 
     path: tuple[Try, ...]
     tried: tuple[Try, ...]
     complete: bool
+    first: int = 0
+    from_seed: bool = True
 
     @property
     def best(self) -> Try | None:
         return self.path[-1] if self.path else None
+
+    @property
+    def start(self) -> Try | None:
+        """Where the walk began."""
+        return self.path[self.first] if self.path else None
 
     @property
     def num_evaluated(self) -> int:
@@ -88,14 +95,15 @@ def refine(
             that is timed has to be faster by more than both times are uncertain.
         budget: most evaluations; None for no limit.
         within: says which neighbours may be looked at; all if not given.
-        progress: called with (evaluations done, budget, what was looked at).
+        progress: called with (evaluations done, budget, what is looked at) before each and, with its time, after.
     Raises BadInput where no seed is given.
     """
     if not seeds:
         raise BadInput("seeds", list(seeds), "at least one layout")
     walk = _Walk(spec, assumptions, evaluate, budget, within or (lambda _: True), progress)
-    for layout in dict.fromkeys(seeds):
+    for layout in dict.fromkeys(in_whole_rounds(spec, seed) for seed in seeds):
         walk.visit(layout, "seed")
+    first, from_seed = max(0, len(walk.path) - 1), bool(walk.path)
     if not walk.path:
         # No seed fits: the nearest that does is a start too.
         for layout, change in _each_neighbour(spec, seeds):
@@ -104,7 +112,7 @@ def refine(
     moved = True
     while moved and walk.path and not walk.spent:
         moved = any(walk.visit(layout, change) for layout, change in walk.nearby())
-    return Refinement(tuple(walk.path), tuple(walk.tried), not walk.spent)
+    return Refinement(tuple(walk.path), tuple(walk.tried), not walk.spent, first, from_seed)
 
 
 class _Walk:
@@ -125,7 +133,7 @@ class _Walk:
         self.bounded = evaluate is None
         self.budget = budget
         self.within = within
-        self.progress = progress
+        self.progress = progress or (lambda _done, _budget, _what: None)
         self.path: list[Try] = []
         self.tried: list[Try] = []
         self.screened: dict[Layout, Try] = {}
@@ -177,14 +185,15 @@ class _Walk:
         if self.budget is not None and self.evaluations >= self.budget:
             self.spent = True
             return False
+        self.progress(self.evaluations, self.budget or 0, change)
         self.evaluations += 1
         try:
             found = _tried(layout, change, screened.bound_s, self.evaluate(self.spec.with_layout(layout)))
         except BadInput as error:
             found = Try(layout, change, "refused", reason=str(error))
         self._note(found)
-        if self.progress is not None:
-            self.progress(self.evaluations, self.budget or 0, change)
+        took = found.status if found.step_time_s is None else f"{found.step_time_s:.4g} s a step"
+        self.progress(self.evaluations, self.budget or 0, f"{change}: {took}")
         if (
             found.status == "infeasible"
             and layout.round_length > 1
@@ -234,96 +243,7 @@ def _faster(one: Try, other: Try) -> bool:
 
 def _each_neighbour(spec: CaseSpec, seeds: Iterable[Layout]) -> Iterator[tuple[Layout, str]]:
     for seed in seeds:
-        shorter = [n for n in _rounds(seed.groups)[::-1] if n < seed.round_length]
+        shorter = [n for n in rounds(seed.groups)[::-1] if n < seed.round_length]
         yield from ((seed.model_copy(update={"round_length": n}), f"round_length={n}") for n in shorter)
     for seed in seeds:
         yield from neighbours(spec, seed)
-
-
-def neighbours(spec: CaseSpec, layout: Layout) -> Iterator[tuple[Layout, str]]:
-    """Layouts one move away that tile the batch and the cluster, each with the move in words."""
-    seen = {layout}
-    for change in _moves(spec, layout):
-        near = _tiled(spec, layout.model_copy(update=change), layout)
-        if near is not None and near not in seen:
-            seen.add(near)
-            yield near, " ".join(f"{key}={value}" for key, value in change.items())
-
-
-def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
-    m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
-    for length in _beside(_rounds(p), layout.round_length):
-        yield {"round_length": length}
-    for deferred in _beside(sorted({0, p, 2 * p, 4 * p}), layout.deferred_w):
-        yield {"deferred_w": deferred}
-    for recompute in ("none", "full", "redispatch"):
-        yield {"recompute": recompute}
-    for offload in worthwhile_offloads(spec, 1):
-        yield {"offload": offload}
-    for tp, cp in worthwhile_shares(spec, m, layout.replicas or 1, 2 * p):
-        yield {"tp": tp, "cp": cp}
-    for copies in ("rank", "node"):
-        yield {"copies": copies}
-    if spec.model.num_shared_experts:
-        yield from ({"shared_on": side} for side in ("attention", "expert"))
-    for mbs in (layout.mbs * 2, layout.mbs // 2):
-        yield {"mbs": mbs}
-    yield {"mbs": layout.mbs * 2, "attention_ranks": m // 2}
-    yield {"mbs": layout.mbs // 2, "attention_ranks": m * 2}
-    for chunk in (layout.layers_per_chunk * 2, layout.layers_per_chunk // 2):
-        yield {"layers_per_chunk": chunk, **_homes(spec, p, chunk)}
-    lanes, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
-    data = [layout.sequence_ranks * each for each in lanes]
-    for more in _beside(data, m):
-        yield {"attention_ranks": more}
-    for more in _beside(expert, n):
-        yield {"expert_ranks": more}
-    for groups in (p - 1, p + 1, p * 2, p // 2):
-        yield {"groups": groups, **_homes(spec, groups, layout.layers_per_chunk)}
-    for depth in (expert_depth(layout) - 1, expert_depth(layout) + 1):
-        yield {"expert_groups": None if depth == p else depth}
-    for factor in (2, 0.5, 4, 0.25, 8, 0.125):
-        both = {"attention_ranks": int(m * factor), "expert_ranks": int(n * factor)}
-        yield both
-        groups = int(p / factor)
-        yield {**both, "groups": groups, **_homes(spec, groups, layout.layers_per_chunk)}
-
-
-def _homes(spec: CaseSpec, groups: int, chunk: int) -> dict[str, int | None]:
-    """Of head and layers on other groups."""
-    head: dict[str, int | None] = {"head_group": None}
-    shift = {"shift_at": shift_of(spec.model, spec.workload.seq_len, groups, chunk)}
-    return head | shift if spreads(spec.model) else head
-
-
-def _beside(values: Sequence[int], value: int) -> Iterator[int]:
-    """The next smaller and the next larger value."""
-    yield from [v for v in values if v < value][-1:]
-    yield from [v for v in values if v > value][:1]
-
-
-def _rounds(groups: int) -> list[int]:
-    """Lengths worth trying: a pipeline is about full at 4 p."""
-    return sorted({1, *(n for n in (2, groups // 2, groups, 2 * groups, 4 * groups, 8 * groups) if n >= 1)})
-
-
-def _tiled(spec: CaseSpec, layout: Layout, before: Layout) -> Layout | None:
-    """The layout with as many replicas as fit and divide the batch, and rounds in proportion; None if there is none."""
-    numbers = (layout.attention_ranks, layout.expert_ranks, layout.groups, layout.mbs, layout.layers_per_chunk)
-    if min(numbers) < 1 or spec.model.num_experts % layout.expert_ranks:
-        return None
-    if expert_depth(layout) < 1 or layout.expert_groups == layout.groups:
-        return None
-    if max(layout.groups, expert_depth(layout)) * layout.layers_per_chunk > spec.model.num_layers:
-        return None
-    fit = spec.cluster.num_gpus // replica_size(layout)
-    shared = layout.sequence_ranks
-    lanes, left = divmod(spec.workload.num_sequences * shared, layout.attention_ranks * layout.mbs)
-    if left or layout.attention_ranks % shared or not fit or not lanes:
-        return None
-    update: dict[str, object] = {"replicas": max(r for r in divisors(lanes) if r <= fit)}
-    if layout.groups != before.groups:
-        per_group = before.round_length / before.groups
-        update["round_length"] = max(1, round(per_group * layout.groups))
-        update["deferred_w"] = before.deferred_w // before.groups * layout.groups
-    return layout.model_copy(update=update)

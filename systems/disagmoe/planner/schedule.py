@@ -1,7 +1,7 @@
 """A schedule of sequence lengths: steps of several lengths one after the other, or mixed.
 
 ``4096:2000,16384:500``: 2000 steps of 4K, then 500 of 16K. ``4096@0.8,32768@0.2``: four steps of five are of 4K, in no
-order.
+order. Shares are of 1 and sum to it, or they are weights, which are whole numbers: ``4096@4,32768@1`` is the same.
 """
 
 import re
@@ -12,6 +12,8 @@ from systems.disagmoe.planner.roofline import check_lengths
 
 FIELD = "seq-len-schedule"
 MOST_STEPS = 10**12
+ROUNDED = 0.005
+"""Shares such as 0.33 are rounded: three of them sum to 1 within this."""
 _WORD = {
     ":": re.compile(r"\s*(-?\d{1,9})\s*:\s*(\d{1,13})\s*", re.ASCII),
     "@": re.compile(r"\s*(-?\d{1,9})\s*@\s*(\d{0,13}\.?\d{0,13}(?:[eE]-?\d{1,2})?)\s*", re.ASCII),
@@ -33,12 +35,19 @@ class Schedule(NamedTuple):
 
 
 def parse_schedule(text: str) -> Schedule:
-    """``LEN:STEPS,...`` or ``LEN@SHARE,...``. Raises BadInput: not positive, not sorted, absurdly large."""
+    """``LEN:STEPS,...`` or ``LEN@SHARE,...``.
+
+    Raises BadInput: not positive, not sorted, absurdly large, shares that do not sum to 1.
+    """
     mixed = "@" in text
     phases = [_phase(word, "@" if mixed else ":") for word in text.split(",")]
     check_lengths([phase.seq_len for phase in phases], FIELD)
     if mixed:
         total = sum(phase.num_steps for phase in phases)
+        weights = all(phase.num_steps.is_integer() for phase in phases)
+        if not weights and abs(total - 1) > ROUNDED:
+            weights_too = "or weights, which are whole numbers (4096@4,32768@1)"
+            raise BadInput(FIELD, text, f"shares that sum to 1 (these sum to {total:.6g}), {weights_too}")
         phases = [Phase(phase.seq_len, phase.num_steps / total) for phase in phases]
     return Schedule(tuple(phases), mixed)
 

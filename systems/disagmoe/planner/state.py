@@ -64,23 +64,24 @@ class HeldState:
             self.groups[group.name[0]].add(tuple((each.num_params, each.num_peers, each.step) for each in parts))
         self.known: dict[tuple[str, str, int], float] = {}
 
-    def static_bytes(self, name: str, data: Floats, replicas: int) -> Floats:
-        """[candidates] of M: bytes of the fullest rank of a kind of group, A or F."""
+    def static_bytes(self, name: str, data: Floats, replicas: Floats) -> Floats:
+        """[candidates] of M and R: bytes of the fullest rank of a kind of group, A or F."""
         return self._each("bytes", self._static_bytes, name, data, replicas)
 
-    def update_s(self, name: str, data: Floats, replicas: int) -> Floats:
-        """[candidates] of M: seconds of the longest optimizer step on a kind of group, A or F."""
+    def update_s(self, name: str, data: Floats, replicas: Floats) -> Floats:
+        """[candidates] of M and R: seconds of the longest optimizer step on a kind of group, A or F."""
         return self._each("update", self._update_s, name, data, replicas)
 
-    def _each(self, what: str, value: Callable[[str, int], float], name: str, data: Floats, replicas: int) -> Floats:
+    def _each(self, what: str, value: Callable[[str, int], float], name: str, data: Floats, replicas: Floats) -> Floats:
         """Of every candidate, each number of ranks looked at once: M R of attention groups, R of expert groups."""
+        numbers, which = np.unique((replicas if name == "F" else data * replicas).astype(int), return_inverse=True)
         found = []
-        for ranks in [replicas] * len(data) if name == "F" else (data * replicas).astype(int).tolist():
+        for ranks in numbers.tolist():
             key = (what, name, ranks)
             if key not in self.known:
                 self.known[key] = value(name, ranks)
             found.append(self.known[key])
-        return np.array(found)
+        return np.array(found)[which]
 
     def _parts(self, name: str, ranks: int) -> Iterator[list[tuple[int, int]]]:
         """Of every group of a kind: pairs of parameters and of ranks that hold the same."""

@@ -1,0 +1,106 @@
+"""Layouts one move away: they differ in one choice, or GPUs move between two of them, and tile batch and cluster."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from bench.case import CaseSpec, Layout
+from bench.system import divisors, worthwhile_offloads, worthwhile_shares
+from systems.disagmoe.placement import expert_depth, replica_size
+from systems.disagmoe.shift import shift_of, spreads
+
+
+def neighbours(spec: CaseSpec, layout: Layout) -> Iterator[tuple[Layout, str]]:
+    """Layouts one move away that tile the batch and the cluster, each with the move in words."""
+    seen = {layout}
+    for change in _moves(spec, layout):
+        near = _tiled(spec, layout.model_copy(update=change), layout)
+        if near is not None and near not in seen:
+            seen.add(near)
+            yield near, " ".join(f"{key}={value}" for key, value in change.items())
+
+
+def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
+    m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
+    for length in _beside(rounds(p), layout.round_length):
+        yield {"round_length": length}
+    for deferred in _beside(sorted({0, p, 2 * p, 4 * p}), layout.deferred_w):
+        yield {"deferred_w": deferred}
+    for recompute in ("none", "full", "redispatch"):
+        yield {"recompute": recompute}
+    for offload in worthwhile_offloads(spec, 1):
+        yield {"offload": offload}
+    for tp, cp in worthwhile_shares(spec, m, layout.replicas or 1, 2 * p):
+        yield {"tp": tp, "cp": cp}
+    for copies in ("rank", "node"):
+        yield {"copies": copies}
+    if spec.model.num_shared_experts:
+        yield from ({"shared_on": side} for side in ("attention", "expert"))
+    for mbs in (layout.mbs * 2, layout.mbs // 2):
+        yield {"mbs": mbs}
+    yield {"mbs": layout.mbs * 2, "attention_ranks": m // 2}
+    yield {"mbs": layout.mbs // 2, "attention_ranks": m * 2}
+    for chunk in (layout.layers_per_chunk * 2, layout.layers_per_chunk // 2):
+        yield {"layers_per_chunk": chunk, **_homes(spec, p, chunk)}
+    lanes, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
+    data = [layout.sequence_ranks * each for each in lanes]
+    for more in _beside(data, m):
+        yield {"attention_ranks": more}
+    for more in _beside(expert, n):
+        yield {"expert_ranks": more}
+    for groups in (p - 1, p + 1, p * 2, p // 2):
+        yield {"groups": groups, **_homes(spec, groups, layout.layers_per_chunk)}
+    for depth in (expert_depth(layout) - 1, expert_depth(layout) + 1):
+        yield {"expert_groups": None if depth == p else depth}
+    for factor in (2, 0.5, 4, 0.25, 8, 0.125):
+        both = {"attention_ranks": int(m * factor), "expert_ranks": int(n * factor)}
+        yield both
+        groups = int(p / factor)
+        yield {**both, "groups": groups, **_homes(spec, groups, layout.layers_per_chunk)}
+
+
+def _homes(spec: CaseSpec, groups: int, chunk: int) -> dict[str, int | None]:
+    """Of head and layers on other groups."""
+    head: dict[str, int | None] = {"head_group": None}
+    shift = {"shift_at": shift_of(spec.model, spec.workload.seq_len, groups, chunk)}
+    return head | shift if spreads(spec.model) else head
+
+
+def _beside(values: Sequence[int], value: int) -> Iterator[int]:
+    """The next smaller and the next larger value."""
+    yield from [v for v in values if v < value][-1:]
+    yield from [v for v in values if v > value][:1]
+
+
+def rounds(groups: int) -> list[int]:
+    """Lengths worth trying: a pipeline is about full at 4 p."""
+    return sorted({1, *(n for n in (2, groups // 2, groups, 2 * groups, 4 * groups, 8 * groups) if n >= 1)})
+
+
+def _tiled(spec: CaseSpec, layout: Layout, before: Layout) -> Layout | None:
+    """The layout with as many replicas as fit and divide the batch, and rounds in proportion; None if there is none."""
+    numbers = (layout.attention_ranks, layout.expert_ranks, layout.groups, layout.mbs, layout.layers_per_chunk)
+    if min(numbers) < 1 or spec.model.num_experts % layout.expert_ranks:
+        return None
+    if expert_depth(layout) < 1 or layout.expert_groups == layout.groups:
+        return None
+    if max(layout.groups, expert_depth(layout)) * layout.layers_per_chunk > spec.model.num_layers:
+        return None
+    fit = spec.cluster.num_gpus // replica_size(layout)
+    shared = layout.sequence_ranks
+    lanes, left = divmod(spec.workload.num_sequences * shared, layout.attention_ranks * layout.mbs)
+    if left or layout.attention_ranks % shared or not fit or not lanes:
+        return None
+    update: dict[str, object] = {"replicas": max(r for r in divisors(lanes) if r <= fit)}
+    if layout.groups != before.groups:
+        per_group = before.round_length / before.groups
+        update["round_length"] = max(1, round(per_group * layout.groups))
+        update["deferred_w"] = before.deferred_w // before.groups * layout.groups
+    return in_whole_rounds(spec, layout.model_copy(update=update))
+
+
+def in_whole_rounds(spec: CaseSpec, layout: Layout) -> Layout:
+    """Rounds of no more micro-batches than a replica has: longer ones are the same schedule under another name."""
+    lanes = (layout.replicas or 1) * layout.attention_ranks * layout.mbs
+    num_microbatches = max(1, spec.workload.num_sequences * layout.sequence_ranks // lanes)
+    if layout.round_length <= num_microbatches:
+        return layout
+    return layout.model_copy(update={"round_length": num_microbatches})

@@ -1,0 +1,50 @@
+"""What would change a plan: the programme solved again under other conditions."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from bench.assumptions import Assumptions
+from bench.case import CaseSpec
+from systems.disagmoe.planner.allocation import Allocation, Outcome
+from systems.disagmoe.planner.search import best_of, like
+
+
+class WhatIf(NamedTuple):
+    """What the programme finds under another condition."""
+
+    condition: str
+    outcome: Outcome
+
+
+def what_ifs(chosen: Allocation, assumptions: Assumptions, time_limit_s: float) -> list[WhatIf]:
+    """Twice and half the sequence length at the same number of tokens; twice and half the NICs' speed.
+
+    With other lengths, sequences may be shared by other numbers of ranks; with other NICs, by as many or none.
+    """
+    found, spec = [], chosen.problem.spec
+    for condition, changed in _conditions(spec):
+        choices = chosen.problem.choices if changed.cluster == spec.cluster else like(chosen, (1, 1))
+        found.append(WhatIf(condition, best_of(changed, assumptions, choices, time_limit_s)))
+    return found
+
+
+def _conditions(spec: CaseSpec) -> list[tuple[str, CaseSpec]]:
+    workload, cluster = spec.workload, spec.cluster
+    found = []
+    for length in (workload.seq_len * 2, workload.seq_len // 2):
+        if length >= 2 and workload.global_batch_tokens % length == 0:
+            changed = workload.model_copy(update={"seq_len": length})
+            found.append((f"sequences have {length} tokens", spec.model_copy(update={"workload": changed})))
+    if cluster.num_nodes > 1:
+        for word, factor in (("twice", 2.0), ("half", 0.5)):
+            other = cluster.model_copy(update={"nic_bytes_per_s": cluster.nic_bytes_per_s * factor})
+            found.append((f"NICs are {word} as fast", spec.model_copy(update={"cluster": other})))
+    return found
+
+
+def nic_sets(chosen: Allocation, assumptions: Assumptions, time_limit_s: float) -> Outcome:
+    """With NIC sets, for sequences that are shared and state that lives where it does without."""
+    spec = chosen.problem.spec
+    if spec.cluster.num_nodes == 1:
+        return Outcome(None)
+    return best_of(spec, assumptions, replace(like(chosen), nics="sets"), time_limit_s)
