@@ -98,6 +98,30 @@ def _blocks(queries: int, dim: int) -> dict[str, int]:
 
 
 @triton.jit
+def _scale(q_weight, k_weight, column, of_query, of_key):
+    """The norms' weights of these columns; 1 for a value."""
+    scale = tl.load(q_weight + column, mask=of_query, other=1.0).to(tl.float32)
+    return tl.where(of_key, tl.load(k_weight + column, mask=of_key, other=1.0).to(tl.float32), scale)
+
+
+@triton.jit
+def _turn(angles, column, half, plain, kind: tl.constexpr):
+    """Cosines and sines of a position, rounded as the unfused form has them; a value is not turned."""
+    angle = tl.load(angles + column, mask=column < half, other=0.0)
+    cos = tl.where(plain, 1.0, tl.cos(angle).to(kind).to(tl.float32))
+    sin = tl.where(plain, 0.0, tl.sin(angle).to(kind).to(tl.float32))
+    return cos, sin
+
+
+@triton.jit
+def _one_of(from_q, from_k, from_v, of_query, of_key, of_value):
+    """The gradients of a group's queries, key and value, each a row."""
+    rows = tl.load(from_q, mask=of_query, other=0.0).to(tl.float32)
+    rows += tl.load(from_k, mask=of_key, other=0.0).to(tl.float32)
+    return rows + tl.load(from_v, mask=of_value, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _forward(
     qkv,
     angles,
@@ -122,32 +146,25 @@ def _forward(
     head = tl.arange(0, HEADS)[:, None]
     column = tl.arange(0, HALF)[None, :]
     inside = (head < queries + 2) & (column < half)
+    of_query, of_key, plain = inside & (head < queries), inside & (head == queries), head == queries + 1
     source = qkv + position * stride_s + sequence * stride_b + (group * (queries + 2) + head) * 2 * half + column
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
-    plain = head == queries + 1  # a value
     if NORMED:
-        of_key = (head == queries) & (column < half)
-        of_query = (head < queries) & (column < half)
-        scale_1 = tl.load(q_weight + column, mask=of_query, other=1.0).to(tl.float32)
-        scale_1 = tl.where(of_key, tl.load(k_weight + column, mask=of_key, other=1.0).to(tl.float32), scale_1)
-        scale_2 = tl.load(q_weight + half + column, mask=of_query, other=1.0).to(tl.float32)
-        scale_2 = tl.where(of_key, tl.load(k_weight + half + column, mask=of_key, other=1.0).to(tl.float32), scale_2)
+        scale_1 = _scale(q_weight, k_weight, column, of_query, of_key)
+        scale_2 = _scale(q_weight, k_weight, half + column, of_query, of_key)
         squares = tl.sum(first * first + second * second, axis=1)[:, None]
         root = tl.where(plain, 1.0, tl.rsqrt(squares / (2 * half) + eps))
         first, second = first * root * scale_1, second * root * scale_2
     kind = q.dtype.element_ty
-    angle = tl.load(angles + position * half + column, mask=column < half, other=0.0)
-    # Rounded to the activations' dtype first, as the unfused form has it.
-    cos = tl.where(plain, 1.0, tl.cos(angle).to(kind).to(tl.float32))
-    sin = tl.where(plain, 0.0, tl.sin(angle).to(kind).to(tl.float32))
+    cos, sin = _turn(angles + position * half, column, half, plain, kind)
     turned_1, turned_2 = (first * cos - second * sin).to(kind), (second * cos + first * sin).to(kind)
     target = q + ((token * groups + group) * queries + head) * 2 * half + column
-    tl.store(target, turned_1, mask=inside & (head < queries))
-    tl.store(target + half, turned_2, mask=inside & (head < queries))
+    tl.store(target, turned_1, mask=of_query)
+    tl.store(target + half, turned_2, mask=of_query)
     shift = (token * groups + group) * 2 * half + column + head * 0
-    tl.store(k + shift, turned_1, mask=inside & (head == queries))
-    tl.store(k + shift + half, turned_2, mask=inside & (head == queries))
+    tl.store(k + shift, turned_1, mask=of_key)
+    tl.store(k + shift + half, turned_2, mask=of_key)
     tl.store(v + shift, turned_1, mask=inside & plain)
     tl.store(v + shift + half, turned_2, mask=inside & plain)
 
@@ -188,15 +205,12 @@ def _backward(
     head = tl.arange(0, HEADS)[:, None]
     column = tl.arange(0, HALF)[None, :]
     inside = (head < queries + 2) & (column < half)
-    of_query, of_key = inside & (head < queries), inside & (head == queries)
-    plain = head == queries + 1
+    of_query, of_key, plain = inside & (head < queries), inside & (head == queries), head == queries + 1
     of_value = inside & plain
     kind = out.dtype.element_ty
     if NORMED:
-        scale_1 = tl.load(q_weight + column, mask=of_query, other=1.0).to(tl.float32)
-        scale_1 = tl.where(of_key, tl.load(k_weight + column, mask=of_key, other=1.0).to(tl.float32), scale_1)
-        scale_2 = tl.load(q_weight + half + column, mask=of_query, other=1.0).to(tl.float32)
-        scale_2 = tl.where(of_key, tl.load(k_weight + half + column, mask=of_key, other=1.0).to(tl.float32), scale_2)
+        scale_1 = _scale(q_weight, k_weight, column, of_query, of_key)
+        scale_2 = _scale(q_weight, k_weight, half + column, of_query, of_key)
         total_1 = tl.zeros([HEADS, HALF], dtype=tl.float32)
         total_2 = tl.zeros([HEADS, HALF], dtype=tl.float32)
     for number in range(tl.program_id(0), tokens, tl.num_programs(0)):
@@ -205,15 +219,9 @@ def _backward(
         from_q = grad_q + position * q_s + sequence * q_b + (group * queries + head) * q_n + column
         from_k = grad_k + position * k_s + sequence * k_b + group * k_n + column + head * 0
         from_v = grad_v + position * v_s + sequence * v_b + group * v_n + column + head * 0
-        first = tl.load(from_q, mask=of_query, other=0.0).to(tl.float32)
-        first += tl.load(from_k, mask=of_key, other=0.0).to(tl.float32)
-        first += tl.load(from_v, mask=of_value, other=0.0).to(tl.float32)
-        second = tl.load(from_q + half, mask=of_query, other=0.0).to(tl.float32)
-        second += tl.load(from_k + half, mask=of_key, other=0.0).to(tl.float32)
-        second += tl.load(from_v + half, mask=of_value, other=0.0).to(tl.float32)
-        angle = tl.load(angles + position * half + column, mask=column < half, other=0.0)
-        cos = tl.where(plain, 1.0, tl.cos(angle).to(kind).to(tl.float32))
-        sin = tl.where(plain, 0.0, tl.sin(angle).to(kind).to(tl.float32))
+        first = _one_of(from_q, from_k, from_v, of_query, of_key, of_value)
+        second = _one_of(from_q + half, from_k + half, from_v + half, of_query, of_key, of_value)
+        cos, sin = _turn(angles + position * half, column, half, plain, kind)
         back_1, back_2 = first * cos + second * sin, second * cos - first * sin
         place = (group * (queries + 2) + head) * 2 * half + column
         if NORMED:
