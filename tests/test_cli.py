@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from bench.case import batch_of
 from bench.cli import app
 from bench.cli.application import OneLineErrors
-from bench.cli.options import run_case, spread_pairs
+from bench.cli.executed import run_case
+from bench.cli.options import spread_pairs
 from bench.clusters import get_cluster
 from bench.lower import lower
 from bench.models import get_model

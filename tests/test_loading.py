@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from bench import system
 from bench.action import Action, BadAction, Kind, Pass, pack
 from bench.assumptions import get_assumptions
-from bench.cli import app, options
+from bench.cli import app, executed
 from bench.cli.comparing import run_cases
 from bench.errors import BadInput
 from bench.loading import load
@@ -241,7 +241,7 @@ def test_experts_that_their_ranks_do_not_divide_are_refused() -> None:
 def test_a_text_of_another_number_of_micro_batches_is_executed_as_it_is() -> None:
     pytest.importorskip("torch")
     Path("mine.txt").write_text(str(plan_of(make_case("ep", microbatches=3, ep=2, pp=1, recompute="full"))))
-    case = options.run_case("mine.txt", "tiny", 2, "cpu", 64, None, "fp32", "learned", 0, None)
+    case = executed.run_case("mine.txt", "tiny", 2, "cpu", 64, None, "fp32", "learned", 0, None)
     assert (plan_of(case).num_microbatches, case.layout.recompute) == (3, "full")
 
 

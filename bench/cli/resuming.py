@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typer import Context
 
-from bench.cli import options
+from bench.cli import executed, options
 
 if TYPE_CHECKING:
     from bench.case import Case
@@ -64,12 +64,12 @@ def _case(saved: "Saved", given: dict[str, Any], device: str) -> "Case":
     layout = options.layout_of(system.name, given.get("layout"))
     if layout is None:
         same = system.name == ours.system and cluster.num_gpus == ours.cluster.num_gpus
-        layout = ours.layout if same else options.layout_on(system, ranks, model.num_experts)
+        layout = ours.layout if same else executed.layout_on(system, ranks, model.num_experts)
     spec = CaseSpec.make(model=model, cluster=cluster, workload=Workload.make(**workload), system=system.name)
     case = spec.with_layout(layout)
     require_supported(case.model)
     num_ranks = case.cluster.num_gpus
-    require_fits_here(case, with_reference=False, ranks_per_gpu=options.ranks_per_gpu(num_ranks, device))
+    require_fits_here(case, with_reference=False, ranks_per_gpu=executed.ranks_per_gpu(num_ranks, device))
     return case
 
 

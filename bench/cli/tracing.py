@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from bench.cli import options, trace_analyze
+from bench.cli import executed, options, trace_analyze
 from bench.cli.asking import Asked, asks
 from bench.cli.options import PairsCommand
 
@@ -127,7 +127,7 @@ def _executed(asked: Asked, ranks: int, device: str, trainer: str | None) -> Tra
     from bench.cli.training import require_torch
     from bench.system import plan_of
 
-    case = options.run_case(
+    case = executed.run_case(
         *(asked.system, asked.model, ranks, device, asked.seq_len, asked.global_batch_tokens),
         *(asked.dtype, asked.routing, asked.seed, asked.layout, asked.cluster),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.cli import options
+from bench.cli import executed, options
 from bench.cli.asking import asks
 from bench.cli.options import PairsCommand
 
@@ -88,9 +88,9 @@ class Run:
         if self.resume is not None:
             return resumed(ctx, self.resume)
         saving = saving_of(self.save, self.save_every)
-        case = options.run_case(
-            options.required("system", self.system),
-            options.required("--model", self.model),
+        case = executed.run_case(
+            _required("system", self.system),
+            _required("--model", self.model),
             *(self.ranks, self.device, self.seq_len, self.global_batch_tokens, self.dtype, self.routing, self.seed),
             *(self.layout, self.cluster),
             transport=self.transport,
@@ -108,7 +108,7 @@ class Run:
             transport=self.transport,
             serial=self.serial,
             weights=self.weights,
-            data=options.corpus_of(run.data),
+            data=executed.corpus_of(run.data),
             on_step=on_step,
             trainer=trainer,
             saving=run.saving,
@@ -152,6 +152,15 @@ def run(asked: Run, ctx: typer.Context) -> None:
     if trial.status != "ok":
         _tell_failure(trial, started)
         raise typer.Exit(1)
+
+
+def _required(name: str, value: str | None) -> str:
+    """Raises BadInput where an option was not given."""
+    from bench.errors import BadInput
+
+    if value is None:
+        raise BadInput(name, None, "a value (it is required)")
+    return value
 
 
 def _headline(started: "Resumed", trainer: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.cli import options
+from bench.cli import executed, options
 from bench.cli.options import PairsCommand
 from bench.cli.training import require_torch
 
@@ -53,7 +53,7 @@ def verify(
     from bench.execute.pool import RankPool
     from bench.execute.verify import verify as verify_case
 
-    case = options.run_case(
+    case = executed.run_case(
         system,
         model,
         ranks,
@@ -68,7 +68,7 @@ def verify(
         transport=transport,
         with_reference=True,
     )
-    corpus, allowed = options.corpus_of(data), _gradient_tolerance(tolerance)
+    corpus, allowed = executed.corpus_of(data), _gradient_tolerance(tolerance)
     with RankPool(ranks, options.device_of(device), transport=transport) as pool:
         report = verify_case(case, pool, data=corpus, trainer=trainer)
     if allowed is not None:
