@@ -217,7 +217,7 @@ GPUS: dict[str, Gpu] = {
             num_sms=148,
             nvlink_bytes_per_s=720e9,
         ),
-        # One process of a laptop: an assumption, for local runs beside a simulation, not a data sheet. There is room for
+        # One process of a laptop: an assumption, for local runs beside a simulation, not a data sheet. It has room for
         # what the cost model sets aside on a GPU.
         Gpu(
             name="cpu",
