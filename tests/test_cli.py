@@ -20,7 +20,7 @@ from bench.case import batch_of
 from bench.cli import app
 from bench.cli.application import OneLineErrors
 from bench.cli.executed import run_case
-from bench.cli.options import spread_pairs
+from bench.cli.pairs import spread_pairs
 from bench.clusters import get_cluster
 from bench.lower import lower
 from bench.models import get_model

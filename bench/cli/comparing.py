@@ -8,7 +8,9 @@ import typer
 
 from bench.cli import options
 from bench.cli.asking import Asked, asks
-from bench.cli.options import RUN_MICROBATCHES, PairsCommand
+from bench.cli.executed import local_cluster
+from bench.cli.options import RUN_MICROBATCHES
+from bench.cli.pairs import PairsCommand
 
 if TYPE_CHECKING:
     from bench.case import Case, CaseSpec
@@ -129,7 +131,7 @@ def run_cases(names: list[str], model: str, ranks: int, device: str, seq_len: in
     from bench.system import get_system, plan_of
 
     require_torch()
-    here = options.local_cluster(ranks, options.device_of(device))
+    here = local_cluster(ranks, options.device_of(device))
     dtype = "fp32" if device == "cpu" else "bf16"
     cases = []
     executed = [name for name in names if not _not_run(name, obstacles(getattr(get_system(name), "traits", ())))]

@@ -1,12 +1,13 @@
 """The case that verbs which execute describe: on processes or GPUs of this machine, with a layout that fits on them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from bench.cli.options import device_of, layout_of, local_cluster, spec_of
+from bench.cli.options import device_of, layout_of, spec_of
 
 if TYPE_CHECKING:
     from bench.case import Case, Layout
+    from bench.clusters import Cluster
     from bench.system import System
 
 DEFAULT_MICROBATCHES = 4
@@ -53,6 +54,41 @@ def run_case(
     require_replayable(case.workload)
     require_fits_here(case, with_reference=with_reference, ranks_per_gpu=ranks_per_gpu(ranks, device))
     return case
+
+
+def local_cluster(
+    ranks: int, device: Literal["cpu", "cuda"], name: str | None = None, transport: str = "auto"
+) -> "Cluster":
+    """The cluster that `ranks` processes on this machine are: CPUs, or the GPUs that torch finds; or as named.
+
+    Where several ranks share a GPU, each counts as one.
+
+    Raises BadInput.
+    """
+    from bench.clusters import CLUSTERS, GPUS, Cluster, get_cluster
+    from bench.errors import BadInput
+    from bench.transports import Carrier
+
+    if not 1 <= ranks <= 64:
+        raise BadInput("ranks", ranks, "1 to 64")
+    if device == "cpu":
+        Carrier.of(transport, device, ranks, 0)
+    if name is not None:
+        given = get_cluster(name)
+        if given.num_gpus != ranks:
+            raise BadInput("ranks", ranks, f"the {given.num_gpus} GPUs of {given.name}")
+        return given
+    if device == "cpu":
+        fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": ranks, "nics_per_node": ranks}
+        return Cluster.from_fields(fields)
+    import torch
+
+    Carrier.of(transport, device, ranks, torch.cuda.device_count())
+    gpu_name = torch.cuda.get_device_name(0)
+    known = next((gpu for gpu in GPUS if gpu in gpu_name.lower().split()), None)
+    if known is None:
+        raise BadInput("device", gpu_name, f"a GPU that is known: {', '.join(GPUS)} (name others with --cluster FILE)")
+    return get_cluster(f"{known}x{ranks}gpu")
 
 
 def layout_on(system: "System", ranks: int, num_experts: int) -> "Layout":

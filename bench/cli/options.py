@@ -1,11 +1,9 @@
 """Options that verbs share, each defined once, and the cases they describe."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from bench.case import CaseSpec, Layout
@@ -184,30 +182,14 @@ Results = Annotated[
     typer.Option("--results", metavar="DIR", help="Where trials are kept. Default: results/local.", show_default=False),
 ]
 
-_PAIR = re.compile(r"[A-Za-z_][\w.]*=.*")
-_REPEATED = ("--layout", "--set")
 
+def required(name: str, value: str | None) -> str:
+    """Raises BadInput where an option was not given."""
+    from bench.errors import BadInput
 
-class PairsCommand(TyperCommand):
-    """Lets `--layout` and `--set` take several pairs at once: ``--layout ep=16 pp=8``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_pairs(args))
-
-
-def spread_pairs(args: list[str]) -> list[str]:
-    """`args` with the option put before every further pair that follows one of its pairs."""
-    spread: list[str] = []
-    option: str | None = None
-    for word in args:
-        if option is not None and spread[-1] != option and _PAIR.fullmatch(word):
-            spread.append(option)
-        elif word in _REPEATED:
-            option = word
-        elif option is not None and spread[-1] != option:
-            option = None
-        spread.append(word)
-    return spread
+    if value is None:
+        raise BadInput(name, None, "a value (it is required)")
+    return value
 
 
 def at_least_one(option: str, number: int) -> int:
@@ -274,41 +256,6 @@ def spec_on(
     return spec_of(
         system, model, known, seq_len, batch_tokens if batch_tokens is not None else tokens, dtype, routing, seed
     )
-
-
-def local_cluster(
-    ranks: int, device: Literal["cpu", "cuda"], name: str | None = None, transport: str = "auto"
-) -> "Cluster":
-    """The cluster that `ranks` processes on this machine are: CPUs, or the GPUs that torch finds; or as named.
-
-    Where several ranks share a GPU, each counts as one.
-
-    Raises BadInput.
-    """
-    from bench.clusters import CLUSTERS, GPUS, Cluster, get_cluster
-    from bench.errors import BadInput
-    from bench.transports import Carrier
-
-    if not 1 <= ranks <= 64:
-        raise BadInput("ranks", ranks, "1 to 64")
-    if device == "cpu":
-        Carrier.of(transport, device, ranks, 0)
-    if name is not None:
-        given = get_cluster(name)
-        if given.num_gpus != ranks:
-            raise BadInput("ranks", ranks, f"the {given.num_gpus} GPUs of {given.name}")
-        return given
-    if device == "cpu":
-        fields = {**CLUSTERS["cpu"].model_dump(), "gpus_per_node": ranks, "nics_per_node": ranks}
-        return Cluster.from_fields(fields)
-    import torch
-
-    Carrier.of(transport, device, ranks, torch.cuda.device_count())
-    gpu_name = torch.cuda.get_device_name(0)
-    known = next((gpu for gpu in GPUS if gpu in gpu_name.lower().split()), None)
-    if known is None:
-        raise BadInput("device", gpu_name, f"a GPU that is known: {', '.join(GPUS)} (name others with --cluster FILE)")
-    return get_cluster(f"{known}x{ranks}gpu")
 
 
 def device_of(word: str) -> Literal["cpu", "cuda"]:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.cli import options
+from bench.cli import executed, options
 from bench.cli.asking import asks, best
 from bench.cli.describing import described, show_plan
-from bench.cli.options import RUN_MICROBATCHES, PairsCommand
+from bench.cli.options import RUN_MICROBATCHES
+from bench.cli.pairs import PairsCommand
 from bench.cli.refining import Here, Refining, Run, explain_choice, explained, explained_phases, planner_of, way_of
 from bench.errors import BadInput
 
@@ -148,7 +149,7 @@ class Asked:
             return options.spec_on(
                 self.system, self.model, cluster, length, tokens, self.dtype or "bf16", "balanced", 0
             )
-        here = options.local_cluster(run.ranks, run.device, self.cluster)
+        here = executed.local_cluster(run.ranks, run.device, self.cluster)
         batch = RUN_MICROBATCHES * run.ranks * length if tokens is None else tokens
         dtype = self.dtype or ("fp32" if run.device == "cpu" else "bf16")
         return options.spec_of(self.system, self.model, here, length, batch, dtype, "learned", 0)

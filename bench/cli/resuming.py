@@ -60,7 +60,7 @@ def _case(saved: "Saved", given: dict[str, Any], device: str) -> "Case":
     ranks, cluster = given.get("ranks", ours.cluster.num_gpus), ours.cluster
     if given.keys() & {"ranks", "device", "cluster"}:
         on, transport = options.device_of(device), given.get("transport", "auto")
-        cluster = options.local_cluster(ranks, on, given.get("cluster"), transport)
+        cluster = executed.local_cluster(ranks, on, given.get("cluster"), transport)
     layout = options.layout_of(system.name, given.get("layout"))
     if layout is None:
         same = system.name == ours.system and cluster.num_gpus == ours.cluster.num_gpus

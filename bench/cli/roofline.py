@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.cli import options
-from bench.cli.options import PairsCommand
+from bench.cli.pairs import PairsCommand
 
 
 def register(app: typer.Typer) -> None:

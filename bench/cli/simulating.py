@@ -7,7 +7,7 @@ import typer
 from bench.cli import options
 from bench.cli.asking import Asked, asks
 from bench.cli.describing import layout_fields, marked
-from bench.cli.options import PairsCommand
+from bench.cli.pairs import PairsCommand
 
 if TYPE_CHECKING:
     from bench.evaluate import CostModel

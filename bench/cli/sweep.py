@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from experiments.launch.site import Site
     from experiments.launch.watch import Plan
 
-EXECUTORS = ("inprocess", "debug", "local", "slurm")
+EXECUTORS = "inprocess|debug|local|slurm"
 
 SiteFile = Annotated[
     Path | None,
@@ -23,14 +23,6 @@ SiteFile = Annotated[
         "--site", metavar="FILE", help="Settings of the cluster; see `moebench site init`.", show_default=False
     ),
 ]
-
-
-def _text(name: str, metavar: str, help_: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=help_, show_default=False)
-
-
-def _number(name: str, help_: str) -> Any:
-    return typer.Option(name, metavar="NUMBER", parser=options.whole_number, help=help_, show_default=False)
 
 
 def add_verbs(app: typer.Typer) -> None:
@@ -48,23 +40,23 @@ class Asked:
         str,
         typer.Argument(metavar="NAME|FILE.py", help="Experiment, or a file with `specs(quick)`.", show_default=False),
     ]
-    executor: Annotated[str | None, _text("--executor", "|".join(EXECUTORS), "Where. Default: inprocess.")] = None
+    executor: Annotated[str | None, options.word("--executor", EXECUTORS, "Where. Default: inprocess.")] = None
     backend: Annotated[str, typer.Option("--backend", metavar="simulate|run", help="What.")] = "simulate"
-    partition: Annotated[str | None, _text("--partition", "NAME", "Slurm partition.")] = None
-    account: Annotated[str | None, _text("--account", "NAME", "Slurm account.")] = None
-    qos: Annotated[str | None, _text("--qos", "NAME", "Slurm quality of service.")] = None
-    time: Annotated[str | None, _text("--time", "HH:MM:SS", "Time limit of one run. Default: 00:30:00.")] = None
-    max_nodes: Annotated[int | None, _number("--max-nodes", "Refuse cases that need more nodes.")] = None
-    gpus_per_node: Annotated[int | None, _number("--gpus-per-node", "Ranks of a run on one node.")] = None
-    setup: Annotated[Path | None, _text("--setup", "FILE", "Shell lines that every job runs first.")] = None
-    only: Annotated[list[str] | None, _text("--only", "FIELD=VALUE,...", "Fewer cases.")] = None
-    repeats: Annotated[int, _number("--repeats", "Runs of each case.")] = 1
-    jobs: Annotated[int | None, _number("--jobs", "Jobs at a time.")] = None
+    partition: Annotated[str | None, options.word("--partition", "NAME", "Slurm partition.")] = None
+    account: Annotated[str | None, options.word("--account", "NAME", "Slurm account.")] = None
+    qos: Annotated[str | None, options.word("--qos", "NAME", "Slurm quality of service.")] = None
+    time: Annotated[str | None, options.word("--time", "HH:MM:SS", "Time limit of one run. Default: 00:30:00.")] = None
+    max_nodes: Annotated[int | None, options.number("--max-nodes", "Refuse cases that need more nodes.")] = None
+    gpus_per_node: Annotated[int | None, options.number("--gpus-per-node", "Ranks of a run on one node.")] = None
+    setup: Annotated[Path | None, options.word("--setup", "FILE", "Shell lines that every job runs first.")] = None
+    only: Annotated[list[str] | None, options.word("--only", "FIELD=VALUE,...", "Fewer cases.")] = None
+    repeats: Annotated[int, options.number("--repeats", "Runs of each case.")] = 1
+    jobs: Annotated[int | None, options.number("--jobs", "Jobs at a time.")] = None
     pack: Annotated[bool, typer.Option("--pack", help="Runs of one shape share an allocation, in rounds.")] = False
-    steps: Annotated[int, _number("--steps", "Optimizer steps of a run.")] = 20
+    steps: Annotated[int, options.number("--steps", "Optimizer steps of a run.")] = 20
     quick: Annotated[bool, typer.Option("--quick", help="The experiment's fewer cases.")] = False
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")] = False
-    out: Annotated[Path | None, _text("--out", "DIR", "Draw the experiment's figure there, at the end.")] = None
+    out: Annotated[Path | None, options.word("--out", "DIR", "Draw the experiment's figure there, at the end.")] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and submit nothing.")] = False
     site: SiteFile = None
     results: options.Results = None

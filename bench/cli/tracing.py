@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from bench.cli import executed, options, trace_analyze
 from bench.cli.asking import Asked, asks
-from bench.cli.options import PairsCommand
+from bench.cli.pairs import PairsCommand
 
 if TYPE_CHECKING:
     from bench.case import Case

@@ -10,7 +10,7 @@ import typer
 
 from bench.cli import executed, options
 from bench.cli.asking import asks
-from bench.cli.options import PairsCommand
+from bench.cli.pairs import PairsCommand
 
 if TYPE_CHECKING:
     from bench.case import CaseSpec
@@ -89,8 +89,8 @@ class Run:
             return resumed(ctx, self.resume)
         saving = saving_of(self.save, self.save_every)
         case = executed.run_case(
-            _required("system", self.system),
-            _required("--model", self.model),
+            options.required("system", self.system),
+            options.required("--model", self.model),
             *(self.ranks, self.device, self.seq_len, self.global_batch_tokens, self.dtype, self.routing, self.seed),
             *(self.layout, self.cluster),
             transport=self.transport,
@@ -152,15 +152,6 @@ def run(asked: Run, ctx: typer.Context) -> None:
     if trial.status != "ok":
         _tell_failure(trial, started)
         raise typer.Exit(1)
-
-
-def _required(name: str, value: str | None) -> str:
-    """Raises BadInput where an option was not given."""
-    from bench.errors import BadInput
-
-    if value is None:
-        raise BadInput(name, None, "a value (it is required)")
-    return value
 
 
 def _headline(started: "Resumed", trainer: str) -> str:

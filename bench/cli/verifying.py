@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import executed, options
-from bench.cli.options import PairsCommand
+from bench.cli.pairs import PairsCommand
 from bench.cli.training import require_torch
 
 if TYPE_CHECKING:
