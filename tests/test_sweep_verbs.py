@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import ROOT, RUN, launch, ranks_of, started, wait_until
+from launching import ROOT, RUN, events, job_of, launch, ranks_of, started, task, wait_until
+
+from experiments.launch import sweeps
+from experiments.launch.ledger import Ledger
 
 
 def begin(results: Path, verb: str, *options: str) -> subprocess.Popen[str]:
@@ -81,6 +84,20 @@ def test_a_dry_run_without_slurm_shows_the_script_and_what_it_could_not_check(tm
     out, err = launch(tmp_path / "r", *options, **nowhere).communicate(timeout=200)
     assert not out and err.startswith("moebench: executor: 'slurm' is not valid; allowed: a machine with Slurm")
     assert not (tmp_path / "r").exists()
+
+
+def test_status_tells_a_job_that_is_starting_from_one_that_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm here says how its job stands
+    ledger, tasks = Ledger(tmp_path), [task(0), task(1)]
+    ledger.make()
+    folder = job_of(ledger, *tasks)
+    sweeps.register(ledger, "x", tasks, False)
+    assert sweeps.standing(ledger, "x").waiting == {"in a job that is starting": 2}
+    events(folder, tasks[0])
+    now = sweeps.standing(ledger, "x")
+    assert now.counts == {"running": 1, "waiting": 1} and now.waiting == {"behind others in a running job": 1}
 
 
 @pytest.mark.slow

@@ -139,15 +139,19 @@ def _stand(found: Standing, task: Task, claim: Claim | None, ledger: Ledger, que
     seen = judge.view(claim, folder, queue)
     if seen is not None and seen.is_over:
         found.counts["missing"] += 1
-    elif seen is not None and seen.state not in RUNNING:
+        return
+    if seen is not None and seen.state not in RUNNING:
         found.counts["waiting"] += 1
         found.waiting[f"{seen.state.lower()}: {seen.reason}"] += 1
-    elif any(event.get("key") == claim.key for event in folder.events(claim.element)):
+        return
+    events = folder.events(claim.element)
+    if any(event.get("key") == claim.key for event in events):
         found.counts["running"] += 1
         found.running.append((task.label, f"job {seen.job_id} {seen.reason}".strip() if seen else claim.job))
     else:
+        begun = any(event["event"] == "case-start" for event in events)
         found.counts["waiting"] += 1
-        found.waiting["behind others in a running job"] += 1
+        found.waiting["behind others in a running job" if begun else "in a job that is starting"] += 1
 
 
 def _eta_s(ledger: Ledger, done: set[str], left: int) -> float | None:
