@@ -207,6 +207,11 @@ def unpack(codes: Codes) -> Columns:
     return Columns(kind, pass_, layer, rest >> _CHUNK_BITS, chunk)
 
 
+def kinds_of(codes: Codes) -> Codes:
+    """`unpack(codes).kind` alone."""
+    return codes & (1 << _KIND_BITS) - 1
+
+
 _KINDS, _PASSES = tuple(Kind), tuple(Pass)
 _LAYER_AT = _KIND_BITS + _PASS_BITS
 _CHUNK_AT = _LAYER_AT + _LAYER_BITS

@@ -115,6 +115,12 @@ class Placement:
             directions=1,
         )
 
+    @cached_property
+    def outline(self) -> "Placement":
+        """The same homes on groups of one rank: equal for placements that differ in their ranks alone."""
+        groups = tuple(Group(group.name, i, 1) for i, group in enumerate(self.groups))
+        return replace(self, groups=groups, shared_on="attention")
+
     def holders(self, group: str) -> tuple[Group, ...]:
         """The groups that hold what `group` holds, itself among them, in the order of their ranks."""
         mine = self.index[group]

@@ -18,6 +18,7 @@ it has arrived (a serial all-to-all), in any other stream it does not.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -70,6 +71,10 @@ class ActionColumn(Sequence[Action]):
         return isinstance(other, ActionColumn) and np.array_equal(self.codes, other.codes)
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash(self.codes.tobytes())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from bench.action import Action, BadAction, Codes, Kind, Pass, pack
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.errors import BadInput
+from bench.kept import Kept
 from bench.models import Model
 from bench.placement import Group, Placement
 from bench.plan import COMPUTE_STREAM, RECOMPUTE, ActionColumn, Plan
@@ -76,6 +77,12 @@ class Stage:
 Work: TypeAlias = Sequence[Action] | Codes
 """A queue, as actions or as their codes."""
 
+Queues: TypeAlias = Mapping[tuple[str, str], ActionColumn]
+"""By group and stream."""
+
+_known_queues: Kept[Queues] = Kept(most=2_000_000)
+"""Queues that layouts share; of two million actions in all, 16 MB."""
+
 
 class Colocated(ABC):
     """Base of systems with `pp` stages of `ep` ranks, `vpp` chunks each; `work` gives a stage's streams."""
@@ -86,6 +93,14 @@ class Colocated(ABC):
         {"mbs", "replicas", "ep", "pp", "vpp", "tp", "cp", "copies", "recompute", "shard_state", "offload"}
         | {"ranks_over_nodes"}
     )
+
+    order_fields: tuple[str, ...] | None = None
+    """Layout fields that decide the order of the work, beside micro-batches, stages and whether the backward dispatches
+    once more. Layouts that share them share their queues; None where the order may depend on anything, as in every
+    class that does not say its own."""
+
+    def __init_subclass__(cls) -> None:
+        cls.order_fields = cls.__dict__.get("order_fields")
 
     @abstractmethod
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Mapping[str, Work]:
@@ -151,9 +166,27 @@ class Colocated(ABC):
         return _placed(model, layout.ep, layout.pp, stages, self.directions_of(layout))
 
     def plan(self, case: Case) -> Plan:
-        layout, model = case.layout, case.model
+        layout = case.layout
         placement = self.placement(case)
         num_microbatches = batch_of(case, placement).num_microbatches
+        how = (layout.copies, layout.recompute, self.traits_of(layout), layout.chunks)
+        queues = self._queues(case, placement, num_microbatches)
+        return Plan(self.name, placement, queues, num_microbatches, *how)
+
+    def _queues(self, case: Case, placement: Placement, num_microbatches: int) -> Queues:
+        if self.order_fields is None:
+            return self._written(case, placement, num_microbatches)
+        chosen = tuple(getattr(case.layout, field) for field in self.order_fields)
+        redispatches = case.layout.recompute == "redispatch"
+        key = type(self), case.model, placement.outline, num_microbatches, redispatches, chosen
+        known = _known_queues.get(key)
+        if known is None:
+            known = self._written(case, placement, num_microbatches)
+            _known_queues.put(key, known, sum(map(len, known.values())))
+        return known
+
+    def _written(self, case: Case, placement: Placement, num_microbatches: int) -> Queues:
+        layout, model = case.layout, case.model
         chunks = chunks_of_layers(model.num_layers, layout.pp * layout.vpp)
         queues = {}
         for number, group in enumerate(placement.groups):
@@ -168,8 +201,7 @@ class Colocated(ABC):
                     codes = np.concatenate([codes, pack([Action(Kind.SYNC), Action(Kind.UPDATE)])])
                 if len(codes):
                     queues[group.name, stream] = ActionColumn(codes)
-        how = (layout.copies, layout.recompute, self.traits_of(layout), layout.chunks)
-        return Plan(self.name, placement, queues, num_microbatches, *how)
+        return queues
 
 
 @lru_cache(maxsize=256)

@@ -37,6 +37,7 @@ class Comet(Sliced):
     """Slices flow to the experts and from them on streams of their own, with SMs taken from the experts."""
 
     name = "comet"
+    order_fields = ("pp", "vpp", "chunks")
     summary = "expert parallel, exchange fused into the experts' kernels tile by tile (modelled only)"
     traits = ("modelled-only",)
     fields = Sliced.fields | {"comm_sms"}

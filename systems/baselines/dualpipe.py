@@ -29,6 +29,7 @@ class DualPipe(Colocated):
     summary = "bidirectional pipeline: woven forward and backward, two copies of every parameter"
     traits = ("two-copies",)
     fields = Colocated.fields - {"vpp"}
+    order_fields = ("pp", "vpp", "microbatch_group")
 
     def chunks_of(self, stage: int, layout: Layout) -> list[int]:
         # Numbered by direction.

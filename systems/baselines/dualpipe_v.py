@@ -19,6 +19,7 @@ class DualPipeV(Colocated):
     """Two chunks a rank in V shape; forward and backward woven; weight gradients fill the ends."""
 
     name = "dualpipe-v"
+    order_fields = ("pp",)
     summary = "DualPipe folded into a V: woven forward and backward, weight gradients put off at the ends"
 
     def stage_of(self, chunk: int, pp: int) -> int:

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from bench.action import Codes, Pass
+from bench.action import Pass
 from systems.baselines.colocated import Stage
 from systems.baselines.interleaved import Turn
-from systems.baselines.tape import Tape, Written
+from systems.baselines.tape import Streams, Tape, Written
 from systems.baselines.weave import PUT_OFF, weave
 
 TurnOf = Callable[[Pass, int, int], Turn]
@@ -48,9 +48,9 @@ class _Steps:
     def __init__(self, stage: Stage, turn_of: TurnOf) -> None:
         self.turn_of = turn_of
         self.tape = Tape(partial(weave, stage))
-        self._split = Tape(partial(weave, stage, put_off=True))
+        self._stage = stage
         self._next = {(pass_, phase): count() for pass_ in (Pass.F, Pass.B) for phase in (0, 1)}
-        self._weights: deque[Codes] = deque()
+        self._put_off: deque[Turn] = deque()
 
     def fill(self, place: int, behind: int) -> None:
         """Steps 1 to 3."""
@@ -88,7 +88,7 @@ class _Steps:
         for _ in range(behind):
             self._weight()
             self._backward(0, put_off=True)
-        while self._weights:
+        while self._put_off:
             self._weight()
 
     def _turn(self, pass_: Pass, phase: int) -> Turn:
@@ -100,14 +100,21 @@ class _Steps:
     def _backward(self, phase: int, put_off: bool = False) -> None:
         turn = self._turn(Pass.B, phase)
         if put_off:
-            written = self._split.of(None, turn)
-            self._weights.append(written.pop(PUT_OFF))
-            self.tape.put(written)
+            self._put_off.append(turn)
+            self.tape.add(turn, write=self._without_weights)
         else:
             self.tape.add(None, turn)
+
+    def _without_weights(self, turn: Turn) -> Streams:
+        streams = weave(self._stage, None, turn, put_off=True)
+        del streams[PUT_OFF]
+        return streams
+
+    def _weights(self, turn: Turn) -> Streams:
+        return {"compute": weave(self._stage, None, turn, put_off=True)[PUT_OFF]}
 
     def _pair(self, forward: int, backward: int) -> None:
         self.tape.add(self._turn(Pass.F, forward), self._turn(Pass.B, backward))
 
     def _weight(self) -> None:
-        self.tape.put({"compute": self._weights.popleft()})
+        self.tape.add(self._put_off.popleft(), write=self._weights)

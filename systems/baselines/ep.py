@@ -17,6 +17,7 @@ class ExpertParallel(Colocated):
     """Serial all-to-alls; 1F1B or interleaved 1F1B over `pp` stages with `vpp` chunks each."""
 
     name = "ep"
+    order_fields = ("pp", "vpp", "microbatch_group")
     summary = "expert parallel, serial all-to-alls, 1F1B or interleaved pipeline"
 
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:

@@ -26,6 +26,7 @@ class Megatron(ExpertParallel):
     """`ep` with what megatron-core offers, no more: one row per (token, expert), whole layers recomputed or nothing."""
 
     name = "megatron"
+    order_fields = ("pp", "vpp", "microbatch_group")
     summary = "megatron-core's expert parallelism: all-to-all dispatcher, 1F1B or interleaved pipeline"
     defaults: Mapping[str, object] = {"copies": "expert"}
     fields = ExpertParallel.fields | {"microbatch_group"}

@@ -24,6 +24,7 @@ class MegatronOverlap(Colocated):
 
     name = "megatron-overlap"
     fields = Colocated.fields | {"microbatch_group"}
+    order_fields = ("pp", "vpp", "microbatch_group")
     trainers = ("plan", "native")
     native = "systems.megatron_core.trainer:OverlapTrainer"
     summary = "expert parallel, all-to-alls of one micro-batch behind another's computation (combined 1F1B)"

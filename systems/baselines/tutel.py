@@ -30,6 +30,7 @@ class Tutel(Sliced):
     """All dispatches of a layer, then all combines; slices of the backward reversed."""
 
     name = "tutel"
+    order_fields = ("pp", "vpp", "chunks")
     summary = "expert parallel, all-to-alls and experts of a layer pipelined in slices (dropless form of Tutel)"
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
