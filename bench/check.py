@@ -18,6 +18,8 @@ from bench.plan import ActionColumn, Plan
 from bench.program import Op, Program
 
 SHOWN_AROUND_FAULT = 4
+COMPILED_FROM = 20_000
+"""Operations from which on a program is run by compiled code; what is wrong is then said by the other."""
 
 
 class PlanError(BadInput):
@@ -173,6 +175,8 @@ def around(key: tuple[str, str], queue: ActionColumn, place: int, mark: str = "^
 
 def check(program: Program) -> None:
     """Run with zero durations and blocking rendezvous. Raises PlanError showing every blocked queue."""
+    if program.num_ops >= COMPILED_FROM and _ends(program):
+        return
     run = _Rendezvous(program)
     run.run()
     if run.num_done != program.num_ops:
@@ -184,6 +188,12 @@ def check(program: Program) -> None:
             blocked,
             run.heads(),
         )
+
+
+def _ends(program: Program) -> bool:
+    from bench.rendezvous import num_finished  # loads the compiler, which is longer than small programs take
+
+    return num_finished(program) == program.num_ops
 
 
 class _Rendezvous:

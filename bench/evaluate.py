@@ -11,7 +11,7 @@ from bench.check import PlanError
 from bench.errors import BadInput
 from bench.predict import GIB, Prediction, does_not_fit, predict
 from bench.trial import Trial, command_for
-from bench.tune import DEFAULT_BUDGET, TuneResult, tune
+from bench.tune import DEFAULT_BUDGET, SLOWER, TuneResult, tune
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,18 @@ def tuned_trial(found: TuneResult, model: CostModel, fixed: Sequence[str], budge
 def _told(found: TuneResult) -> dict[str, Any]:
     """Of a search: how many layouts ended how, what came second, and of what was not simulated or did not fit, why.
 
-    ``rejected`` has one layout of every kind: of those that do not fit, the one that misses least.
+    ``rejected`` has one layout of every kind: of those that do not fit, the one that misses least. ``left_at``: how
+    many times as long as the winner's a step has to be sure to take to be left before its end.
     """
     second = found.runner_up
     first = {each.status: each for each in reversed(found.candidates) if each.status != "ok"}
     if found.closest is not None:
         first["infeasible"] = found.closest
-    why = {"bound": "no order of it is faster than the winner", "budget": "not simulated: the budget was spent"}
+    why = {
+        "slower": f"sure, before its end, to be slower than the second best, and {SLOWER} times the best",
+        "bound": "no order of it is faster than the winner",
+        "budget": "not tried: the budget was spent",
+    }
     return {
         "candidates": found.counts(),
         "runner_up": None if second is None else {"layout": str(second.layout), "step_time_s": second.step_time_s},
@@ -118,6 +123,7 @@ def _told(found: TuneResult) -> dict[str, Any]:
             status: {"layout": str(each.layout), "bound_s": each.bound_s, "why": each.reason or why.get(status, "")}
             for status, each in sorted(first.items())
         },
+        "left_at": SLOWER,
     }
 
 

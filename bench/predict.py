@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -165,3 +167,28 @@ def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Pre
         peak_memory_bytes=peak,
         memory_parts=static | {"activations and messages": peak - sum(static.values())},
     )
+
+
+class QuickStep(NamedTuple):
+    """Of a step, what a search asks for: its time, its bound, and bytes of the fullest rank."""
+
+    step_time_s: float
+    bound_s: float
+    peak_memory_bytes: float
+
+
+def quick_step(case: Case, assumptions: Assumptions, limit_s: float = inf) -> QuickStep | None:
+    """The numbers of `predict` without its timeline; None as soon as the step is sure to take longer than `limit_s`.
+
+    Raises BadInput (PlanError) for a layout or a plan that cannot be.
+    """
+    from bench.simulate import time_step
+
+    program = lower(plan_of(case), case.model)
+    costs = costs_of(case, program.plan.placement, assumptions)
+    if assumptions.communication_sms:
+        costs = _taxed(program, costs)
+    found = time_step(program, costs, limit_s)
+    if found is None:
+        return None
+    return QuickStep(found.step_time_s, bound_s(program, costs), float(found.peak_bytes.max()))

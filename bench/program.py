@@ -5,8 +5,10 @@ of one length, in queue order, so a program of a million operations costs megaby
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +79,13 @@ class Program:
     dep_ptr: Ints
     deps: Ints
     lifetimes: Lifetimes
+    _known: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for this program and those of the same columns (on other ranks)."""
+        if what not in self._known:
+            self._known[what] = make()
+        return self._known[what]
 
     @property
     def num_ops(self) -> int:

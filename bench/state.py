@@ -116,6 +116,12 @@ class State:
 
     def sync_s(self, group: str) -> float:
         """Rings one after the other; the latency is that of two trees over the peers."""
+        key = "sum", self.case.layout.ranks_over_nodes, group
+        if key not in self._known:
+            self._known[key] = self._sync_s(group)
+        return float(self._known[key])
+
+    def _sync_s(self, group: str) -> float:
         total = 0.0
         for each in self.shared(group):
             if each.num_peers > 1:
@@ -137,17 +143,15 @@ class State:
         cluster = self.case.cluster
         nvlink = cluster.gpu.nvlink_bytes_per_s * self.assumed.nvlink
         nic = cluster.nic_bytes_per_s_per_gpu * self.assumed.nic_collective
-        rates = []
-        crosses = False
-        for ring in Nodes.of(self.case, self.placement).node(peers):
-            _, on_node = np.unique(ring, return_counts=True)
-            across = len(on_node) > 1
-            crosses |= across
-            fewest = int(on_node.min())
-            limits = [fewest * nic] if across else []
-            limits += [nvlink] if int(on_node.max()) > 1 else []
-            rates.append(min(limits))
-        return min(rates), cluster.nic_latency_s if crosses else cluster.nvlink_latency_s
+        node = Nodes.of(self.case, self.placement).node(peers)
+        # Of every ring, each node that it touches, and how many GPUs it has there.
+        num_nodes = int(node.max()) + 1
+        touched, on_node = np.unique(np.arange(len(node))[:, None] * num_nodes + node, return_counts=True)
+        begins = np.flatnonzero(np.diff(touched // num_nodes, prepend=-1))
+        across = np.diff(begins, append=len(touched)) > 1
+        fewest, most = np.minimum.reduceat(on_node, begins), np.maximum.reduceat(on_node, begins)
+        rate = np.minimum(np.where(across, fewest * nic, np.inf), np.where(most > 1, nvlink, np.inf)).min()
+        return float(rate), cluster.nic_latency_s if across.any() else cluster.nvlink_latency_s
 
     def _shards(self, each: Shared) -> int:
         return each.num_peers if self.case.layout.shard_state else 1
@@ -178,7 +182,7 @@ class State:
 
 
 @lru_cache(maxsize=1024)
-def _known(cases: Hashable) -> dict[tuple[str, str], Any]:
+def _known(cases: Hashable) -> dict[tuple[str, ...], Any]:
     """What was found out about states that are alike, by what it is and group."""
     return {}
 

@@ -1,12 +1,17 @@
 """One search for all systems: the fastest layout that fits in memory.
 
 Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory; what cannot fit is
-rejected, and what cannot beat the best step time so far is never simulated. The rest is simulated within a budget:
+rejected, and what cannot beat the best step time so far is never simulated. The rest is tried within a budget:
 first the seeds of a system that has a planner of its own and the layouts with the lowest bounds, one of each bound
 that fits (layouts that differ in order only share one; after one that does not fit, the next has to leave more room);
 then those near a faster one that does not fit which need less memory, and those near the best one, in one choice and
 then in two; then the rest by their bounds. Where nothing has fitted yet, those that need least memory come first. Where
 the budget does not end the search, its answer is the optimum under the cost model.
+
+A layout that is tried is planned, and simulated to the end only if it is near the best. Its longest chain of
+operations (`bench.simulate.ahead`) says what its step takes at the least, at the start and at every operation on the
+way. Once that is more than `SLOWER` times the best step so far, and more than the second best, the simulation is left:
+the layout can neither win nor come second.
 """
 
 from bisect import bisect_left
@@ -20,22 +25,26 @@ from bench.assumptions import Assumptions
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.limits import Limits
-from bench.predict import Prediction, does_not_fit, predict
+from bench.predict import Prediction, does_not_fit, predict, quick_step
 from bench.system import KnowsSeeds, get_system
 
 DEFAULT_BUDGET = 64
 MAX_DISTANCE = 2
 LESS_ROOM = 0.85
 
-Status = Literal["ok", "infeasible", "refused", "bound", "budget"]
+SLOWER = 1.1
+"""A layout is left once its step is sure to take so many times as long as the best, and longer than the second best."""
+
+Status = Literal["ok", "infeasible", "slower", "refused", "bound", "budget"]
 
 
 @dataclass(frozen=True)
 class Candidate:
     """What became of one layout.
 
-    status: ok (simulated, fits), infeasible (does not fit in memory), refused (bad input), bound (its bound is above
-    the winner's step time), budget (not simulated for want of budget).
+    status: ok (simulated, fits), infeasible (does not fit in memory), slower (planned, and simulated until it was sure
+    to be slower than the best two and `SLOWER` times the best; whether it fits is not known), refused (bad input),
+    bound (its bound is above the winner's step time), budget (not tried for want of budget).
     """
 
     layout: Layout
@@ -90,26 +99,23 @@ def tune(
 
     Args:
         fixed: ``key=value`` layout fields that are not to be chosen.
-        budget: most simulations; None for no limit.
-        progress: called with (simulations done, layouts left to consider).
+        budget: most layouts that are planned and simulated, to the end or not; None for no limit.
+        progress: called with (layouts tried, layouts left to consider).
     """
     system = get_system(spec.system)
     seeds = list(system.seeds(spec, assumptions)) if isinstance(system, KnowsSeeds) else []
     open_layouts, done = screen(spec, assumptions, fixed, seeds)
     search = _Search(open_layouts, budget, {Layout.from_pairs(fixed, seed) for seed in seeds})
-    best: Prediction | None = None
-    while (case := search.next(best)) is not None:
-        found = _simulate(case, assumptions, done)
-        search.learn(found is not None, done[-1].step_time_s)
-        if found is not None and (best is None or found.step_time_s < best.step_time_s):
-            best = found
+    while (layout := search.next()) is not None:
+        found = _try(layout, assumptions, search.limit_s)
+        done.append(found)
+        search.learn(found)
         if progress is not None:
-            progress(search.num_simulated, len(search.left))
+            progress(search.num_tried, len(search.left))
     for layout in search.left:
-        beaten = best is not None and layout.bound_s >= best.step_time_s
+        beaten = layout.bound_s >= search.best_s
         done.append(Candidate(layout.case.layout, "bound" if beaten else "budget", layout.bound_s))
-    if best is not None:
-        best = predict(best.case, assumptions)
+    best = None if search.best is None else predict(spec.with_layout(search.best), assumptions)
     done.sort(key=lambda c: (c.status != "ok", c.step_time_s or 0.0, c.bound_s or 0.0))
     return TuneResult(spec, best, tuple(done))
 
@@ -130,39 +136,51 @@ class _Search:
         self.left = sorted(layouts, key=lambda layout: layout.bound_s)
         self.budget = budget
         self._seeds = [layout for layout in self.left if layout.case.layout in seeds] if seeds else []
-        self.num_simulated = 0
+        self.num_tried = 0
+        self.best: Layout | None = None
+        self.best_s = self.second_s = float("inf")
         self._bounds_seen: set[float] = set()
         self._last: _Open | None = None
         self._tempting: tuple[float, _Open] | None = None  # step time of the fastest that does not fit, and it
         self._room = 1.0  # share of the memory that a layout's lower bound may take to be explored
 
-    def next(self, best: Prediction | None) -> Case | None:
+    @property
+    def limit_s(self) -> float:
+        """A layout whose step takes longer is of no interest: it is neither near the best nor the second best."""
+        return max(self.second_s, SLOWER * self.best_s)
+
+    def next(self) -> "_Open | None":
         """None once nothing is left that may win, or the budget is spent."""
-        if self.budget is not None and self.num_simulated >= self.budget:
+        if self.budget is not None and self.num_tried >= self.budget:
             return None
-        limit = best.step_time_s if best else float("inf")
-        hopeful = self.left[: bisect_left(self.left, limit, key=lambda layout: layout.bound_s)]
+        hopeful = self.left[: bisect_left(self.left, self.best_s, key=lambda layout: layout.bound_s)]
         if not hopeful:
             return None
-        chosen = self._explore(hopeful) or self._slimmer(hopeful, limit)
+        chosen = self._explore(hopeful) or self._slimmer(hopeful, self.best_s)
         if chosen is None:
-            chosen = _near(hopeful, best.case.layout) if best else min(hopeful, key=lambda layout: layout.least_bytes)
-        self.num_simulated += 1
+            chosen = _near(hopeful, self.best) if self.best else min(hopeful, key=lambda layout: layout.least_bytes)
+        self.num_tried += 1
         self._last = chosen
         self.left.remove(chosen)
         if chosen in self._seeds:
             self._seeds.remove(chosen)
-        return chosen.case
+        return chosen
 
-    def learn(self, fitted: bool, step_time_s: float | None) -> None:
+    def learn(self, found: Candidate) -> None:
         """What did not fit says how far the lower bounds on memory are off: the next ones explored need more room."""
-        self._room = 1.0 if fitted else self._room * LESS_ROOM
+        step_s = found.step_time_s
+        if found.status == "ok" and step_s is not None:
+            if step_s < self.best_s:
+                self.best, self.best_s, self.second_s = found.layout, step_s, self.best_s
+            self.second_s = min(self.second_s, step_s) if found.layout != self.best else self.second_s
+        if found.status != "slower":
+            self._room = 1.0 if found.status == "ok" else self._room * LESS_ROOM
         if self._last is None:
             return
-        if fitted:
+        if found.status in ("ok", "slower"):
             self._bounds_seen.add(self._last.bound_s)
-        elif step_time_s is not None and (self._tempting is None or step_time_s < self._tempting[0]):
-            self._tempting = step_time_s, self._last
+        elif step_s is not None and (self._tempting is None or step_s < self._tempting[0]):
+            self._tempting = step_s, self._last
 
     def _slimmer(self, hopeful: list[_Open], limit: float) -> _Open | None:
         """Near a layout that is faster than the best but does not fit, the next that needs less memory."""
@@ -183,7 +201,7 @@ class _Search:
 
     def _explore(self, hopeful: list[_Open]) -> _Open | None:
         """A seed, then the lowest bound that is new, for the first half of the budget."""
-        if self.budget is not None and self.num_simulated >= self.budget // 2:
+        if self.budget is not None and self.num_tried >= self.budget // 2:
             return None
         room_bytes = self._room * hopeful[0].case.cluster.gpu.memory_bytes
         for layout in self._seeds:
@@ -209,21 +227,21 @@ def _distance(one: tuple[object, ...], other: tuple[object, ...]) -> int:
     return sum(map(ne, one, other))
 
 
-def _simulate(case: Case, assumptions: Assumptions, done: list[Candidate]) -> Prediction | None:
-    """Simulates and notes what came out; the prediction if it fits."""
+def _try(layout: _Open, assumptions: Assumptions, limit_s: float) -> Candidate:
+    """Simulates a layout as far as needed to see whether it is faster than `limit_s`, and notes what came out."""
+    case = layout.case
     try:
-        found = predict(case, assumptions, rough=True)
+        found = quick_step(case, assumptions, limit_s)
     except BadInput as error:
         if error.fault:
             raise
-        done.append(Candidate(case.layout, "refused", reason=str(error)))
-        return None
-    peak, time = found.peak_memory_bytes, found.step_time_s
-    if found.missing_bytes:
-        done.append(Candidate(case.layout, "infeasible", found.bound_s, time, peak, does_not_fit(case, peak)))
-        return None
-    done.append(Candidate(case.layout, "ok", found.bound_s, time, peak))
-    return found
+        return Candidate(case.layout, "refused", reason=str(error))
+    if found is None:
+        return Candidate(case.layout, "slower", layout.bound_s)
+    peak, step_s = found.peak_memory_bytes, found.step_time_s
+    fits = peak <= case.cluster.gpu.memory_bytes
+    why = "" if fits else does_not_fit(case, peak)
+    return Candidate(case.layout, "ok" if fits else "infeasible", found.bound_s, step_s, peak, why)
 
 
 def screen(

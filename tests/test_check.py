@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from bench.action import Action, Pass, view
 from bench.case import Case
-from bench.check import PlanError, check
+from bench.check import PlanError, _Rendezvous, check
 from bench.lower import lower
 from bench.models import get_model
 from bench.plan import ActionColumn, Plan
+from bench.program import Program
+from bench.rendezvous import num_finished
 from bench.system import plan_of
 from tests.cases import cases, make_case
 
@@ -95,8 +97,10 @@ def test_the_end_of_the_step_is_needed_once_and_last(plan: Plan, word: str) -> N
     assert early.value == word
 
 
-def test_a_deadlock_names_every_blocked_queue(plan: Plan) -> None:
+@pytest.mark.parametrize("compiled_from", [0, 1 << 30])
+def test_a_deadlock_names_every_blocked_queue(plan: Plan, compiled_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward of a layer before its forward: its group waits for itself."""
+    monkeypatch.setattr("bench.check.COMPILED_FROM", compiled_from)
 
     def swap(queue: Queue) -> Queue:
         words = [str(a) for a in queue]
@@ -141,6 +145,13 @@ def test_random_swaps_either_run_in_python_too_or_are_deadlocks(case: Case, rand
     except PlanError:
         ends = False
     assert ends == runs_by_brute_force(program)
+    assert num_finished(program) == finished_one_by_one(program)
+
+
+def finished_one_by_one(program: Program) -> int:
+    run = _Rendezvous(program)
+    run.run()
+    return run.num_done
 
 
 def runs_by_brute_force(program) -> bool:  # type: ignore[no-untyped-def]

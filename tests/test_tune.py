@@ -13,7 +13,7 @@ from bench.evaluate import CostModel, tuned_trial
 from bench.models import get_model
 from bench.predict import predict
 from bench.system import KnowsSeeds, get_system, worthwhile_shares
-from bench.tune import tune
+from bench.tune import SLOWER, tune
 
 ASSUMED = get_assumptions("datasheet")
 
@@ -27,7 +27,7 @@ def spec(system: str, model: str = "tiny", cluster: str = "h800x1", sequences: i
     )
 
 
-@pytest.mark.parametrize("system", ["ep", "disagmoe"])
+@pytest.mark.parametrize("system", ["ep", "dualpipe-v", "disagmoe"])
 def test_the_search_finds_what_trying_everything_finds(system: str) -> None:
     found = tune(spec(system), ASSUMED, budget=None)
     every = [predict(spec(system).with_layout(layout), ASSUMED) for layout in get_system(system).space(spec(system))]
@@ -76,6 +76,25 @@ def test_a_budget_is_kept_and_named() -> None:
     assert not found.complete
 
 
+def test_a_budget_counts_what_was_left_before_its_end() -> None:
+    counts = tune(spec("ep"), ASSUMED, budget=16).counts()
+    tried = {status: number for status, number in counts.items() if status not in ("bound", "budget")}
+    assert counts["slower"] > 0
+    assert sum(tried.values()) == 16
+
+
+def test_the_second_best_is_that_of_simulating_everything() -> None:
+    found = tune(spec("ep"), ASSUMED, budget=None)
+    every = [predict(spec("ep").with_layout(c.layout), ASSUMED, rough=True) for c in found.candidates]
+    second = sorted(p.step_time_s for p in every if not p.missing_bytes)[1]
+    assert found.runner_up is not None
+    assert found.best is not None
+    # What its bound ruled out could not have won, but may be as fast as the second.
+    assert second <= found.runner_up.step_time_s
+    bound = [c.bound_s for c in found.candidates if c.status == "bound"]
+    assert found.runner_up.step_time_s <= second or second >= min(bound)
+
+
 def test_fixed_fields_are_not_chosen() -> None:
     found = tune(spec("ep"), ASSUMED, fixed=["ep=2", "recompute=full"], budget=None)
     assert {(c.layout.ep, c.layout.recompute) for c in found.candidates} == {(2, "full")}
@@ -98,7 +117,10 @@ def test_a_record_says_what_came_second_and_why_others_were_rejected() -> None:
     model = CostModel.named("datasheet")
     fits = tuned_trial(tune(spec("disagmoe"), ASSUMED, budget=2), model, (), 2).search
     assert fits["runner_up"]["step_time_s"] > 0
-    assert fits["rejected"]["budget"]["why"] == "not simulated: the budget was spent"
+    assert fits["rejected"]["budget"]["why"] == "not tried: the budget was spent"
+    left = tuned_trial(tune(spec("ep"), ASSUMED, budget=None), model, (), None).search
+    assert left["candidates"]["slower"] > 0
+    assert f"{left['left_at']} times the best" in left["rejected"]["slower"]["why"]
     big = tune(spec("ep", "qwen3-235b", sequences=8, seq_len=4096), ASSUMED, budget=None)
     search = tuned_trial(big, model, (), None).search
     assert search["runner_up"] is None
@@ -107,13 +129,18 @@ def test_a_record_says_what_came_second_and_why_others_were_rejected() -> None:
     assert "GiB missing" in search["rejected"]["infeasible"]["why"]
 
 
-def test_pruned_candidates_could_not_have_won() -> None:
-    found = tune(spec("disagmoe"), ASSUMED, budget=None)
+@pytest.mark.parametrize("system", ["megatron-overlap", "disagmoe"])
+def test_pruned_candidates_could_not_have_won(system: str) -> None:
+    found = tune(spec(system), ASSUMED, budget=None)
     assert found.best is not None
+    assert found.counts()["slower"] > 0
     for candidate in found.candidates:
         if candidate.status == "bound":
             assert candidate.bound_s is not None
             assert candidate.bound_s >= found.best.metrics.step_time_s
+        if candidate.status == "slower":
+            step_s = predict(found.spec.with_layout(candidate.layout), ASSUMED, rough=True).step_time_s
+            assert step_s >= SLOWER * found.best.metrics.step_time_s
         if candidate.status == "ok":
             assert candidate.step_time_s is not None
             assert candidate.bound_s is not None

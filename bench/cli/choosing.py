@@ -47,7 +47,8 @@ def tune(asked: Asked, budget: options.Budget = None, json: options.Json = False
         runner_up = found.runner_up
         facts["runner-up"] = "none" if runner_up is None else str(runner_up.layout) or "defaults"
         facts |= {"candidates": ", ".join(f"{number} {status}" for status, number in found.counts().items())}
-        facts |= {"search": "complete" if found.complete else f"ended by its budget of {most} simulations"}
+        facts |= {"search": "complete" if found.complete else f"ended by its budget of {most} layouts tried"}
+        facts |= {"simulated to the end": _simulated(found)}
         facts |= {"assumptions": costs.label}
         print_facts(f"simulated: {spec.system} for {spec.model.name} on {spec.cluster.name}", facts)
         columns = ["layout", "status", "step s", "bound s", "memory GiB", "why"]
@@ -56,6 +57,15 @@ def tune(asked: Asked, budget: options.Budget = None, json: options.Json = False
         print_table(title, columns[:-1], [_row(each)[:-1] for each in _frontier(found.candidates)])
     if found.best is None:
         raise nothing_fits(found, costs, fixed)
+
+
+def _simulated(found: "TuneResult") -> str:
+    """How many of the layouts that were tried; of the others, from where on."""
+    from bench.tune import SLOWER
+
+    whole = sum(each.step_time_s is not None for each in found.candidates)
+    left = found.counts().get("slower", 0)
+    return f"{whole} of {whole + left}; {left} left as soon as sure to take {SLOWER - 1:.0%} longer than the best"
 
 
 def _shown(candidates: Sequence["Candidate"]) -> list["Candidate"]:

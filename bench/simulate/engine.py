@@ -172,8 +172,28 @@ def _start_sum(tasks, free, first_task, last_task, first_rank, start, seconds): 
     return latest
 
 
-def _run(ops, seconds, state):  # type: ignore[no-untyped-def]
-    """Fills `state` (an `Ops`, a `Durations`, a `State`); returns the number of tasks that finished."""
+def _turned(ptr, targets):  # type: ignore[no-untyped-def]
+    """Lists targets[ptr[k] : ptr[k + 1]] the other way round: for each number, the k in whose list it is, ascending."""
+    num = len(ptr) - 1
+    back_ptr = np.zeros(num + 1, dtype=np.int64)
+    for target in targets:
+        back_ptr[target + 1] += 1
+    for k in range(num):
+        back_ptr[k + 1] += back_ptr[k]
+    back, free = np.empty(len(targets), dtype=np.int32), back_ptr.copy()
+    for k in range(num):
+        for place in range(ptr[k], ptr[k + 1]):
+            back[free[targets[place]]] = k
+            free[targets[place]] += 1
+    return back_ptr, back
+
+
+def _run(ops, seconds, state, ahead_s, limit_s):  # type: ignore[no-untyped-def]
+    """Fills `state` (an `Ops`, a `Durations`, a `State`); returns the number of tasks that finished.
+
+    Stops before, with -1, once a task starts so late that the step takes longer than `limit_s`: of each operation,
+    `ahead_s` is the least time from its start to the end of the step.
+    """
     op, base, task_op, first_rank, next_op, user_ptr, users, partner, message, to_same_rank, row, updates = ops
     first, second, first_in, second_in, latency = seconds
     tasks, messages, unready, together, free, keys, heap, unsummed = state
@@ -191,12 +211,16 @@ def _run(ops, seconds, state):  # type: ignore[no-untyped-def]
         low, high = task, task + 1  # tasks that end with this one
         if kind in (COMPUTE, UPDATE):
             tasks[task, START] = max(ready, free[rank, SMS])
+            if tasks[task, START] + ahead_s[k] > limit_s:
+                return -1
             tasks[task, END] = tasks[task, START] + first[r, i]
             free[rank, SMS] = tasks[task, END]
         elif kind == SEND:
             start = _take(free, rank, NIC_OUT, first[r, i], second[r, i], ready)
             end = start + max(first[r, i], second[r, i])
             tasks[task, START], tasks[task, END] = start, end
+            if start + ahead_s[k] > limit_s:
+                return -1
             same, there = to_same_rank[k], base[partner[k]]
             m = message[k] + (i if same else 0)
             if _depart(messages, m, start, end):
@@ -235,3 +259,4 @@ def _run(ops, seconds, state):  # type: ignore[no-untyped-def]
 
 
 run = Loop(_run, _push, _pop, _take, _meet, _depart, _deliver, _release, _start_sum)
+turned = Loop(_turned)

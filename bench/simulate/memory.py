@@ -1,11 +1,13 @@
 """Bytes held over a simulated step: static state, and values from the start of their maker to the end of their user."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.action import view
 from bench.cost import Costs
-from bench.program import Held, Op, Program
+from bench.program import Held, Ints, Op, Program
 from bench.simulate.loops import Loop
 from bench.timeline import Timeline
 
@@ -15,9 +17,7 @@ WORKING = len(Held)  # beside the reasons of `Held`: needed while the action run
 
 def net_bytes(program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]) -> Floats:
     """[tasks]: bytes that each task allocates minus those it gives back."""
-    task, last_task, held = _spans(program, costs, base, sizes)
-    num_tasks = int(base[-1])
-    taken, given = (np.bincount(tasks, held, num_tasks).astype(np.float64) for tasks in (task, last_task))
+    taken, given = _moved(program, costs, base, sizes)
     return taken - given
 
 
@@ -28,30 +28,38 @@ def peak_bytes(program: Program, costs: Costs, timeline: Timeline) -> Floats:
     computes again while it runs. At one moment, what ends is
     given back before what begins is allocated.
     """
-    groups = program.plan.placement.groups
-    sizes = np.array([group.size // timeline.stands_for for group in groups])
-    base = np.concatenate([[0], np.cumsum(sizes[program.group])])
-    task, last_task, held = _spans(program, costs, base, sizes)
-    first_rank = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    op_of = np.repeat(np.arange(program.num_ops), np.diff(base))
-    rank = (first_rank[program.group[op_of]] + np.arange(len(op_of)) - base[op_of])[task]
-    when = np.concatenate([timeline.end_s[last_task], timeline.start_s[task]])
+    sizes = np.array([group.size // timeline.stands_for for group in program.plan.placement.groups])
+    return held_bytes(program, costs, sizes, timeline.start_s, timeline.end_s)
+
+
+def held_bytes(program: Program, costs: Costs, sizes: NDArray[np.int64], start_s: Floats, end_s: Floats) -> Floats:
+    """`peak_bytes` of tasks with their times.
+
+    Args:
+        sizes: [groups], timed ranks of each.
+    """
+    of_op = sizes[program.group]
+    base = np.concatenate([[0], np.cumsum(of_op)])
+    taken, given = _moved(program, costs, base, sizes)
+    first_rank = (np.cumsum(sizes) - sizes)[program.group]
+    rank = np.arange(base[-1]) + np.repeat(first_rank - base[:-1], of_op)
     # Sorting is stable: ends, which come first, stay before starts of the same moment.
-    order = np.argsort(when, kind="stable")
+    order = np.argsort(np.concatenate([end_s, start_s]), kind="stable")
+    groups = program.plan.placement.groups
     static = np.repeat([costs.static_bytes(group.name) for group in groups], sizes)
-    return static + _HIGHEST(len(order), order, rank, held, len(static))
+    return static + _HIGHEST(len(order), order, rank, taken, given, len(static))
 
 
-def _highest(order, rank, held, num_ranks):  # type: ignore[no-untyped-def]
-    """[ranks]: the largest sum of what is held. Of n values, event i < n is the end of value i, n + i its start."""
+def _highest(order, rank, taken, given, num_ranks):  # type: ignore[no-untyped-def]
+    """[ranks]: the largest sum of what is held. Of n tasks, event i < n is the end of task i, n + i its start."""
     now, most = np.zeros(num_ranks), np.zeros(num_ranks)
     for event in order:
-        value = event % len(held)
-        r = rank[value]
-        if event < len(held):
-            now[r] -= held[value]
+        if event < len(rank):
+            now[rank[event]] -= given[event]
         else:
-            now[r] += held[value]
+            task = event - len(rank)
+            r = rank[task]
+            now[r] += taken[task]
             most[r] = max(most[r], now[r])
     return most
 
@@ -59,27 +67,55 @@ def _highest(order, rank, held, num_ranks):  # type: ignore[no-untyped-def]
 _HIGHEST = Loop(_highest)
 
 
+def _moved(program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """[tasks]: bytes that each task allocates at its start, and gives back at its end."""
+    task, last_task, held = _spans(program, costs, base, sizes)
+    taken, given = (np.bincount(tasks, held, int(base[-1])).astype(np.float64) for tasks in (task, last_task))
+    return taken, given
+
+
+class _Values(NamedTuple):
+    """Operations whose start and end bound each value; `kinds` (a template and a reason each), and that of each."""
+
+    first: Ints
+    last: Ints
+    kinds: NDArray[np.int64]
+    kind_of: NDArray[np.int64]
+
+
+def _values(program: Program, working: bool) -> _Values:
+    """Lifetimes of a program, and where `working` what its actions work with."""
+    lives = program.lifetimes
+    # What an action works with lives as long as the action.
+    again = np.flatnonzero(program.op == Op.COMPUTE).astype(np.int32) if working else np.zeros(0, dtype=np.int32)
+    first, last = np.concatenate([lives.first, again]), np.concatenate([lives.last, again])
+    held = np.concatenate([lives.held, np.full(len(again), WORKING, dtype=np.int8)])
+    # A packed message is described by its transfer, which is where its span ends.
+    template = program.template[np.where(held == Held.SENT, last, first)]
+    numbers = template * (WORKING + 1) + held
+    there = np.zeros(len(program.templates) * (WORKING + 1), dtype=bool)
+    there[numbers] = True
+    return _Values(first, last, np.flatnonzero(there), (np.cumsum(there) - 1)[numbers])
+
+
 def _spans(
     program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
     """Of every value on every rank: first task, last task, bytes."""
-    values = program.lifetimes
-    first, last, held = values.first, values.last, values.held.astype(np.int64)
-    # What an action works with lives as long as the action.
-    again = np.flatnonzero(program.op == Op.COMPUTE) if costs.has_working_bytes else np.zeros(0, dtype=np.int64)
-    first, last = np.concatenate([first, again]), np.concatenate([last, again])
-    held = np.concatenate([held, np.full(len(again), WORKING)])
-    # A packed message is described by its transfer, which is where its span ends.
-    template = program.template[np.where(held == Held.SENT, last, first)]
-    size = sizes[program.group[first]]
+    working = costs.has_working_bytes
+    first, last, kinds, kind_of = program.once(("values", working), lambda: _values(program, working))
     different, like = costs.alike(program.templates)
-    kinds, kind_of = np.unique(like[template] * (WORKING + 1) + held, return_inverse=True)
-    table = np.zeros((len(kinds), int(sizes.max())))
-    for row, each in enumerate(kinds.tolist()):
-        number, why = divmod(each, WORKING + 1)
-        action = view(int(program.templates[different[number]]))
+    template, reason = np.divmod(kinds, WORKING + 1)
+    alike, number = np.unique(like[template] * (WORKING + 1) + reason, return_inverse=True)
+    table = np.zeros((len(alike), int(sizes.max())))
+    for row, each in enumerate(alike.tolist()):
+        of, why = divmod(each, WORKING + 1)
+        action = view(int(program.templates[different[of]]))
         amount = costs.working_bytes(action) if why == WORKING else costs.held_bytes(Held(why), action)
         table[row, : min(len(amount), table.shape[1])] = amount[: table.shape[1]]
+    if table.shape[1] == 1:
+        return first, last, table[number, 0][kind_of]
+    size = sizes[program.group[first]]
     value = np.repeat(np.arange(len(size)), size)
     place = np.arange(len(value)) - np.repeat(np.cumsum(size) - size, size)
-    return base[first[value]] + place, base[last[value]] + place, table[kind_of[value], place]
+    return base[first[value]] + place, base[last[value]] + place, table[number[kind_of[value]], place]

@@ -2,21 +2,25 @@
 
 from functools import reduce
 from math import gcd, inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import COMPUTE, Action, Kind, view
+from bench.action import COMPUTE, Action, view
 from bench.check import PlanError, check
 from bench.cost import Costs
 from bench.edges import ends
 from bench.errors import BadInput
 from bench.program import Op, Program
 from bench.simulate import engine
-from bench.simulate.memory import net_bytes
+from bench.simulate.ahead import ahead_of_each
+from bench.simulate.memory import held_bytes, net_bytes
+from bench.simulate.wiring import Sizes, Wiring
 from bench.timeline import Timeline
 
 Floats = NDArray[np.float64]
+ROUNDING = 1e-9
 
 
 def simulate(program: Program, costs: Costs, *, fold: bool | None = None, allocations: bool = True) -> Timeline:
@@ -39,19 +43,14 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None, alloca
         fold = costs.uniform
     elif fold and not costs.uniform:
         raise BadInput("fold", fold, "False where the ranks of a group differ")
-    groups = program.plan.placement.groups
-    stands_for = reduce(gcd, (group.size for group in groups)) if fold else 1
-    sizes = np.array([group.size // stands_for for group in groups])
-    table = _Table(program, costs, sizes)
-    ops = _ops(program, sizes, table.row_of)
-    state = _state(program, ops, sizes)
-    done = engine.run(len(ops.task_op), ops, table.durations, state)
-    if done != len(ops.task_op):
-        check(program)
-        raise PlanError("plan", f"{done} of {len(ops.task_op)} tasks", "a plan that ends", "")
+    stage = _Stage.of(program, costs, fold)
+    tasks = _play(program, stage, np.zeros(program.num_ops), inf)
+    assert tasks is not None  # no limit to be longer than
+    _, table, ops, sizes = stage
     task_op = ops.task_op
     place = np.arange(len(task_op)) - ops.base[task_op]
     row, op = ops.row[task_op], program.op[task_op]
+    groups = program.plan.placement.groups
     first = np.array([group.first for group in groups], dtype=np.int32)
     return Timeline(
         source="simulated",
@@ -60,31 +59,104 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None, alloca
         queue=program.queue_of()[task_op],
         op=op,
         code=program.code[task_op],
-        ready_s=state.tasks[:, engine.READY].copy(),
-        start_s=state.tasks[:, engine.START].copy(),
-        end_s=state.tasks[:, engine.END].copy(),
+        ready_s=tasks[:, engine.READY].copy(),
+        start_s=tasks[:, engine.START].copy(),
+        end_s=tasks[:, engine.END].copy(),
         bytes=np.where(op == Op.RECV, table.bytes_in[row, place], table.bytes_out[row, place]),
         flops=table.flops[row, place],
         alloc_bytes=net_bytes(program, costs, ops.base, sizes) if allocations else np.zeros(len(task_op)),
-        stands_for=stands_for,
+        stands_for=groups[0].size // int(sizes[0]),
     )
+
+
+class Step(NamedTuple):
+    """Of a step, its time and [timed ranks, in the order of the placement's groups] the most bytes held at once."""
+
+    step_time_s: float
+    peak_bytes: Floats
+
+
+def time_step(program: Program, costs: Costs, limit_s: float = inf) -> Step | None:
+    """What `simulate` and `peak_bytes` say of a step, without its timeline.
+
+    None where the step takes longer than `limit_s`: found from its longest chain of operations before anything is
+    played, or on the way as soon as what is left takes too long even with nothing in its way.
+    """
+    stage = _Stage.of(program, costs)
+    ahead_s = np.zeros(program.num_ops)
+    if limit_s < inf:
+        ahead_s = stage.ahead_s(program)
+        if ahead_s.max(initial=0.0) > limit_s * (1 + ROUNDING):
+            return None
+    tasks = _play(program, stage, ahead_s, limit_s)
+    if tasks is None:
+        return None
+    start_s, end_s = tasks[:, engine.START], tasks[:, engine.END]
+    step_s = float(end_s.max(initial=0.0))
+    return None if step_s > limit_s else Step(step_s, held_bytes(program, costs, stage.sizes, start_s, end_s))
+
+
+def least_ahead_s(program: Program, costs: Costs) -> Floats:
+    """[operations]: seconds from the start of each to the end of the step, at the least; see `bench.simulate.ahead`."""
+    return _Stage.of(program, costs).ahead_s(program)
+
+
+class _Stage(NamedTuple):
+    """What a program is played on."""
+
+    wiring: Wiring
+    table: "_Table"
+    ops: engine.Ops
+    sizes: Sizes
+
+    @classmethod
+    def of(cls, program: Program, costs: Costs, fold: bool | None = None) -> "_Stage":
+        """`fold` as in `simulate`."""
+        if fold is None:
+            fold = costs.uniform
+        elif fold and not costs.uniform:
+            raise BadInput("fold", fold, "False where the ranks of a group differ")
+        groups = program.plan.placement.groups
+        stands_for = reduce(gcd, (group.size for group in groups)) if fold else 1
+        sizes = np.array([group.size // stands_for for group in groups])
+        table, wiring = _Table(program, costs, sizes), Wiring.of(program, sizes)
+        return cls(wiring, table, wiring.ops_at(program, table.row_of), sizes)
+
+    def ahead_s(self, program: Program) -> Floats:
+        return ahead_of_each(program, self.wiring, self.ops, *self.table.least())
+
+
+def _play(program: Program, stage: _Stage, ahead_s: Floats, limit_s: float) -> Floats | None:
+    """`engine.State.tasks` at the end; None where the step is sure to take longer than `limit_s`."""
+    state = stage.wiring.state(stage.sizes)
+    # Sums come out a little different in another order.
+    done = engine.run(len(stage.ops.task_op), stage.ops, stage.table.durations, state, ahead_s, limit_s * (1 + ROUNDING))
+    if done < 0:
+        return None
+    num_tasks = len(stage.ops.task_op)
+    if done != num_tasks:
+        check(program)
+        raise PlanError("plan", f"{done} of {num_tasks} tasks", "a plan that ends", "")
+    return state.tasks
 
 
 class _Table:
     """Costs by row and rank. Rows: templates that cost differently, then SYNC and UPDATE of every group; `row_of` each
     template."""
 
-    def __init__(self, program: Program, costs: Costs, sizes: NDArray[np.int64]) -> None:
+    def __init__(self, program: Program, costs: Costs, sizes: Sizes) -> None:
         self.placement = program.plan.placement
         different, self.row_of = costs.alike(program.templates)
         shape = (len(different) + 2 * len(sizes), int(sizes.max()))
         first, second, first_in, second_in, latency, self.flops, self.bytes_out, self.bytes_in = np.zeros((8, *shape))
         self.durations = engine.Durations(first, second, first_in, second_in, latency)
+        self._ranks = np.full((2, shape[0]), shape[1])  # of the sending end, or the only one, and of the receiving
         index = self.placement.index
         for row, template in enumerate(different):
             action = view(int(program.templates[template]))
             if action.kind in COMPUTE:
                 n = sizes[index[self.placement.home(action.kind, action.layer, action.microbatch)]]
+                self._ranks[:, row] = n
                 first[row, :n] = costs.seconds(action)[:n]
                 self.flops[row, :n] = costs.flops(action)[:n]
             elif program.volumes[template].terms:
@@ -94,8 +166,9 @@ class _Table:
             first[sync], first[update] = costs.sync_s(group.name), costs.update_s(group.name)
             self.bytes_out[sync] = costs.sync_bytes(group.name)
 
-    def _transfer(self, row: int, action: Action, costs: Costs, sizes: NDArray[np.int64]) -> None:
+    def _transfer(self, row: int, action: Action, costs: Costs, sizes: Sizes) -> None:
         source, target = (sizes[self.placement.index[name]] for name in ends(self.placement, action))
+        self._ranks[:, row] = source, target
         ports, crossing = costs.ports(action), costs.message(action).crossing
         d = self.durations
         d.first[row, :source], d.second[row, :source] = ports.nic_send_s[:source], ports.nvlink_send_s[:source]
@@ -105,73 +178,14 @@ class _Table:
         self.bytes_out[row, :source] = crossing.sum(axis=1)[:source]
         self.bytes_in[row, :target] = crossing.sum(axis=0)[:target]
 
-
-def _ops(program: Program, sizes: NDArray[np.int64], row_of: NDArray[np.int64]) -> engine.Ops:
-    group = program.group.astype(np.int64)
-    of_op = sizes[group]
-    base = np.concatenate([[0], np.cumsum(of_op)])
-    numbers = np.arange(program.num_ops, dtype=np.int32)
-    first_rank = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    kinds = program.templates[program.template] & 31
-    to_same_rank = np.isin(kinds, [int(Kind.RESIDUAL), int(Kind.HOP)])
-    next_op = np.where(_follows(program), numbers + 1, -1)[: program.num_ops]
-    depender = np.repeat(numbers, np.diff(program.dep_ptr))
-    order = np.argsort(program.deps, kind="stable")
-    num_users = np.bincount(program.deps, minlength=program.num_ops)
-    sends = program.op == Op.SEND
-    num_messages = np.where(sends, np.where(to_same_rank, of_op, 1), 0)
-    message = np.cumsum(num_messages) - num_messages
-    receives = program.op == Op.RECV
-    message[receives] = message[program.partner[receives]]
-    row = row_of[program.template]
-    for offset, op in enumerate((Op.SYNC, Op.UPDATE)):
-        row = np.where(program.op == op, int(row_of.max()) + 1 + 2 * group + offset, row)
-    return engine.Ops(
-        op=program.op,
-        base=base,
-        task_op=np.repeat(numbers, of_op),
-        first_rank=first_rank[group],
-        next_op=next_op.astype(np.int32),
-        user_ptr=np.concatenate([[0], np.cumsum(num_users)]),
-        users=depender[order],
-        partner=program.partner,
-        message=message,
-        to_same_rank=to_same_rank,
-        row=row,
-        updates=np.flatnonzero(program.op == Op.UPDATE),
-    )
-
-
-def _follows(program: Program) -> NDArray[np.bool_]:
-    """Whether the end of operation k lets operation k + 1 go: same queue, and not the two halves of one exchange."""
-    follows = np.ones(program.num_ops, dtype=bool)
-    follows[program.queue_ptr[1:] - 1] = False
-    halves = (program.op == Op.SEND) & (program.partner == np.arange(program.num_ops) + 1)
-    return follows & ~halves
-
-
-def _state(program: Program, ops: engine.Ops, sizes: NDArray[np.int64]) -> engine.State:
-    conditions = np.diff(program.dep_ptr)
-    conditions[1:] += _follows(program)[:-1]
-    conditions[(program.op == Op.RECV) | (program.op == Op.UPDATE)] += 1
-    tasks = np.zeros((len(ops.task_op), engine.NUM_FIELDS))
-    tasks[:, engine.PENDING] = conditions[ops.task_op]
-    of_op = np.diff(ops.base)
-    # A message to all ranks of a group has all ranks as its senders, one to the same-numbered rank has one.
-    sends = np.flatnonzero(program.op == Op.SEND)
-    one_each = ops.to_same_rank[sends]
-    messages = np.zeros((int(np.where(one_each, of_op[sends], 1).sum()), 4))
-    messages[:, engine.FIRST_START] = inf
-    messages[:, engine.UNSENT] = np.repeat(np.where(one_each, 1, of_op[sends]), np.where(one_each, of_op[sends], 1))
-    # In a queue, one task of a rank is on the heap at a time; the two halves of an exchange may make it two.
-    most_waiting = 2 * int(of_op[program.queue_ptr[:-1]].sum()) + 1
-    return engine.State(
-        tasks=tasks,
-        messages=messages,
-        unready=np.where(program.op == Op.SYNC, of_op, 0).astype(np.int32),
-        together=np.zeros(program.num_ops),
-        free=np.zeros((int(sizes.sum()), engine.NUM_RESOURCES)),
-        keys=np.zeros(most_waiting),
-        heap=np.zeros(most_waiting, dtype=np.int64),
-        unsummed=np.array([of_op[program.op == Op.SYNC].sum()]),
-    )
+    def least(self) -> tuple[Floats, Floats]:
+        """By row, on the rank where it is least: seconds of an operation, or of a transfer's sending end; [2, rows] of
+        its receiving end, and of its latency."""
+        d = self.durations
+        takes, receives = np.maximum(d.first, d.second), np.maximum(d.first_in, d.second_in)
+        own, there = (np.arange(takes.shape[1]) < each[:, None] for each in self._ranks)
+        least = [
+            column.min(axis=1, where=ranks, initial=inf)
+            for column, ranks in ((takes, own), (receives, there), (d.latency, there))
+        ]
+        return least[0], np.stack(least[1:])
