@@ -38,9 +38,9 @@ def test_warmup_follows_megatron(pp: int, vpp: int, m: int) -> None:
         expected = pp - stage - 1 if vpp == 1 else 2 * (pp - stage - 1) + (vpp - 1) * pp
         assert num_warmup(stage, pp, vpp, m) == min(expected, m * vpp)
         turns = order(stage, pp, vpp, m)
-        assert len(turns.warmup) == min(expected, m * vpp)
-        assert len(turns.pairs) == len(turns.cooldown) + len(turns.pairs) - len(turns.warmup)
-        assert len(turns.flat()) == 2 * m * vpp
+        assert len(turns.warmup.each()) == min(expected, m * vpp)
+        assert len(turns.cooldown.each()) == len(turns.warmup.each())
+        assert len(turns.flat().each()) == 2 * m * vpp
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (2, 2)])
@@ -84,12 +84,12 @@ def test_groups_of_more_microbatches_warm_up_longer(pp: int, vpp: int, m: int, g
         expected = min(2 * (pp - stage - 1) + (vpp - 1) * group, m * vpp)
         assert num_warmup(stage, pp, vpp, m, group=group) == expected
         turns = order(stage, pp, vpp, m, group=group)
-        assert len(turns.warmup) == expected
-        forwards = [t for t in turns.flat() if t.pass_ is Pass.F]
+        assert len(turns.warmup.each()) == expected
+        forwards = [t for t in turns.flat().each() if t.pass_ is Pass.F]
         assert [t.microbatch for t in forwards[:group]] == list(range(group))
         assert {t.chunk for t in forwards[:group]} == {0}
         assert passes(made, f"S{stage}").startswith("F" * (expected * 16 // (pp * vpp)))
-        assert len(set(turns.flat())) == len(turns.flat()) == 2 * m * vpp
+        assert len(set(turns.flat().each())) == len(turns.flat().each()) == 2 * m * vpp
 
 
 @pytest.mark.parametrize(("layout", "m"), [({"pp": 2, "vpp": 2}, 7), ({"pp": 4, "vpp": 2}, 8), ({"pp": 4}, 8)])
@@ -101,9 +101,9 @@ def test_groups_that_megatron_core_does_not_take_are_refused(layout: dict[str, i
 
 def test_interleaving_goes_through_chunks_in_groups_of_pp() -> None:
     turns = order(0, 2, 2, 4)
-    forwards = [(t.chunk, t.microbatch) for t in turns.flat() if t.pass_ is Pass.F]
+    forwards = [(t.chunk, t.microbatch) for t in turns.flat().each() if t.pass_ is Pass.F]
     assert forwards == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
-    backwards = [(t.chunk, t.microbatch) for t in turns.flat() if t.pass_ is Pass.B]
+    backwards = [(t.chunk, t.microbatch) for t in turns.flat().each() if t.pass_ is Pass.B]
     assert backwards == [(1, 0), (1, 1), (0, 0), (0, 1), (1, 2), (1, 3), (0, 2), (0, 3)]
 
 
@@ -112,8 +112,9 @@ def test_combined_1f1b_pairs_all_but_one_warmup_more(pp: int, vpp: int, m: int) 
     """mv - w pairs, with w one more than interleaved 1F1B's."""
     for stage in range(pp):
         plain, combined = order(stage, pp, vpp, m), order(stage, pp, vpp, m, ahead=1)
-        assert len(combined.warmup) == min(len(plain.warmup) + 1, m * vpp)
-        assert len(combined.pairs) == m * vpp - len(combined.warmup)
+        warmup = len(combined.warmup.each())
+        assert warmup == min(len(plain.warmup.each()) + 1, m * vpp)
+        assert [len(turns.each()) for turns in combined.pairs] == [m * vpp - warmup] * 2
 
 
 def test_a_pair_is_issued_in_megatrons_order() -> None:

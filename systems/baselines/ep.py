@@ -28,8 +28,7 @@ class ExpertParallel(Colocated):
         tape = Tape(partial(serial_turn, stage))
         layout = case.layout
         turns = order(number, layout.pp, layout.vpp, num_microbatches, group=layout.microbatch_group)
-        for turn in turns.flat():
-            tape.add(turn)
+        tape.add_all(turns.flat())
         return tape.streams
 
 

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bench.action import Pass
 from bench.errors import BadInput
 
@@ -14,15 +17,35 @@ class Turn(NamedTuple):
     microbatch: int
 
 
+class Turns(NamedTuple):
+    """Turns one after the other, as columns."""
+
+    pass_: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+
+    def part(self, low: int, high: int | None = None) -> "Turns":
+        return Turns(*(column[low:high] for column in self))
+
+    def at(self, place: int) -> Turn:
+        pass_, chunk, microbatch = (int(column[place]) for column in self)
+        return Turn(Pass(pass_), chunk, microbatch)
+
+    def each(self) -> list[Turn]:
+        return [self.at(place) for place in range(len(self.chunk))]
+
+
 class Order(NamedTuple):
     """What a stage does: warm-up forwards, pairs of one forward and one backward, then the remaining backwards."""
 
-    warmup: list[Turn]
-    pairs: list[tuple[Turn, Turn]]
-    cooldown: list[Turn]
+    warmup: Turns
+    pairs: tuple[Turns, Turns]
+    cooldown: Turns
 
-    def flat(self) -> list[Turn]:
-        return [*self.warmup, *(turn for pair in self.pairs for turn in pair), *self.cooldown]
+    def flat(self) -> Turns:
+        forwards, backwards = self.pairs
+        in_turn = (np.stack(both, axis=1).ravel() for both in zip(forwards, backwards, strict=True))
+        return Turns(*(np.concatenate(parts) for parts in zip(self.warmup, in_turn, self.cooldown, strict=True)))
 
 
 def num_warmup(stage: int, pp: int, vpp: int, num_microbatches: int, ahead: int = 0, group: int | None = None) -> int:
@@ -51,11 +74,18 @@ def order(stage: int, pp: int, vpp: int, num_microbatches: int, ahead: int = 0, 
             allowed = f"one that leaves none or {pp} (pp) or more of {num_microbatches} micro-batches"
             raise BadInput("layout.microbatch_group", group, allowed)
         raise BadInput("layout.vpp", vpp, f"1 where pp does not divide the {num_microbatches} micro-batches")
-    forwards, backwards = [], []
-    for first in range(0, num_microbatches, size):
-        together = range(first, min(first + size, num_microbatches))
-        forwards += [Turn(Pass.F, chunk, m) for chunk in range(vpp) for m in together]
-        backwards += [Turn(Pass.B, chunk, m) for chunk in reversed(range(vpp)) for m in together]
+    # By groups; in a group chunk after chunk; of a chunk every micro-batch.
+    of_group = np.arange(num_microbatches) // size
+    chunk, microbatch = (each.ravel() for each in np.indices((vpp, num_microbatches)))
+    of_turn = of_group[microbatch]
+    forwards, backwards = (
+        Turns(np.full(len(by), pass_), chunk[by], microbatch[by])
+        for pass_, by in (
+            (int(Pass.F), np.lexsort((microbatch, chunk, of_turn))),
+            (int(Pass.B), np.lexsort((microbatch, -chunk, of_turn))),
+        )
+    )
     warmup = num_warmup(stage, pp, vpp, num_microbatches, ahead, group)
-    pairs = list(zip(forwards[warmup:], backwards, strict=False))
-    return Order(forwards[:warmup], pairs, backwards[len(pairs) :])
+    num_pairs = num_microbatches * vpp - warmup
+    pairs = forwards.part(warmup), backwards.part(0, num_pairs)
+    return Order(forwards.part(0, warmup), pairs, backwards.part(num_pairs))

@@ -51,10 +51,7 @@ def combined_1f1b(stage: Stage, number: int, layout: Layout, num_microbatches: i
     """Streams of stage `number`: warm-up forwards, woven pairs, the remaining backwards."""
     tape = Tape(partial(weave, stage))
     turns = order(number, layout.pp, layout.vpp, num_microbatches, 1, layout.microbatch_group)
-    for turn in turns.warmup:
-        tape.add(turn, None)
-    for forward, backward in turns.pairs:
-        tape.add(forward, backward)
-    for turn in turns.cooldown:
-        tape.add(None, turn)
+    tape.add_all(turns.warmup, None)
+    tape.add_all(*turns.pairs)
+    tape.add_all(None, turns.cooldown)
     return tape.streams

@@ -40,8 +40,7 @@ class Sliced(ExpertParallel):
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Written:
         layout = case.layout
         tape = Tape(partial(self._turn, stage, layout.chunks))
-        for turn in order(number, layout.pp, layout.vpp, num_microbatches).flat():
-            tape.add(turn)
+        tape.add_all(order(number, layout.pp, layout.vpp, num_microbatches).flat())
         return tape.streams
 
     def _turn(self, stage: Stage, chunks: int, turn: Turn) -> Streams:

@@ -1,14 +1,14 @@
 """The streams of a stage, written turn by turn. What a turn writes is the same for all micro-batches but for their
 number, so it is written once and copied."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.action import MICROBATCH_STEP, Action, Codes, pack, unpack
-from systems.baselines.interleaved import Turn
+from systems.baselines.interleaved import Turn, Turns
 
 Streams = dict[str, list[Action]]
 Written = dict[str, Codes]
@@ -40,27 +40,45 @@ class Tape:
         self._write = write
         self._known: dict[object, int] = {}
         self._pieces: list[dict[str, _Piece]] = []
-        self._places: list[int] = []  # of what was added: its piece, the micro-batches of its turns and where they are
-        self._microbatches: list[int] = []
-        self._first: list[int] = []
+        # Of what was added: its piece, and the micro-batches of its turns.
+        self._added: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
 
     def add(self, *turns: Turn | None, write: Write | None = None) -> None:
         """Appends what `turns` do together."""
-        # A pass and a chunk as one number: keys are made for every turn.
-        key = write, *[turn and (turn[0] << 1 | turn[2] & 1, turn[1]) for turn in turns]
-        piece = self._known.get(key)
-        if piece is None:
-            piece = self._known[key] = len(self._pieces)
+        piece = self._number(turns, write)
+        self._added.append((np.array([piece]), np.array([[turn.microbatch if turn else 0 for turn in turns]])))
+
+    def add_all(self, *turns: Turns | None) -> None:
+        """Appends what the first of each do together, then the second of each, and so on."""
+        num = next(len(each.chunk) for each in turns if each is not None)
+        keys = np.zeros((num, 3 * len(turns)), dtype=np.int64)
+        for i, each in enumerate(turns):
+            if each is not None:
+                keys[:, 3 * i : 3 * i + 3] = np.stack([each.pass_, each.chunk, each.microbatch % 2], axis=1)
+        limits = keys.max(axis=0, initial=0) + 1
+        _, first, which = np.unique(
+            np.ravel_multi_index(tuple(keys.T), tuple(limits)), return_index=True, return_inverse=True
+        )
+        pieces = [self._number([each and each.at(place) for each in turns], None) for place in first.tolist()]
+        numbers = [np.zeros(num, dtype=np.int64) if each is None else each.microbatch for each in turns]
+        self._added.append((np.array(pieces, dtype=np.int64)[which], np.stack(numbers, axis=1)))
+
+    def _number(self, turns: Sequence[Turn | None], write: Write | None) -> int:
+        """The number of the piece that turns write."""
+        key = write, *(turn and (int(turn.pass_), turn.chunk, turn.microbatch % 2) for turn in turns)
+        if key not in self._known:
+            self._known[key] = len(self._pieces)
             self._pieces.append(_piece(write or self._write, turns))
-        self._places.append(piece)
-        self._first.append(len(self._microbatches))
-        self._microbatches += [turn[2] if turn else 0 for turn in turns]
+        return self._known[key]
 
     @property
     def streams(self) -> Written:
-        names = dict.fromkeys(stream for place in self._places for stream in self._pieces[place])
-        places, first = np.array(self._places, dtype=np.int64), np.array(self._first, dtype=np.int64)
-        microbatches = np.array(self._microbatches, dtype=np.int64)
+        places = np.concatenate([pieces for pieces, _ in self._added])
+        microbatches = np.concatenate([numbers.ravel() for _, numbers in self._added])
+        # Where those of each addition begin.
+        widths = np.concatenate([np.full(len(numbers), numbers.shape[1]) for _, numbers in self._added])
+        first = np.cumsum(widths) - widths
+        names = dict.fromkeys(stream for place in dict.fromkeys(places.tolist()) for stream in self._pieces[place])
         return {name: self._stream(name, places, first, microbatches) for name in names}
 
     def _stream(
@@ -76,7 +94,7 @@ class Tape:
         return base + MICROBATCH_STEP * microbatches[first[added] + whose]
 
 
-def _piece(write: Write, turns: tuple[Turn | None, ...]) -> dict[str, _Piece]:
+def _piece(write: Write, turns: Sequence[Turn | None]) -> dict[str, _Piece]:
     apart = [turn and turn._replace(microbatch=turn.microbatch % 2 + i * _APART) for i, turn in enumerate(turns)]
     found = {}
     for stream, actions in write(*apart).items():

@@ -100,9 +100,11 @@ class AFPipe:
 
         feeds: dict[Action, list[tuple[int, int, float]]] = {action: [] for action in self.actions}
         num_inputs = dict.fromkeys(self.actions, 0)
+        vias = [edge.via for edge in self.graph if edge.via is not None]
+        code_of = dict(zip(vias, pack(vias).tolist(), strict=True))
         for edge in self.graph:
             if edge.dst.pass_ is not Pass.W:  # a weight gradient follows its own backward: no need to wait for it
-                seconds, via = (0.0, -1) if edge.via is None else (self.duration(edge.via), int(pack([edge.via])[0]))
+                seconds, via = (0.0, -1) if edge.via is None else (self.duration(edge.via), code_of[edge.via])
                 feeds[edge.src].append((self.number[edge.dst], via, seconds))
                 num_inputs[edge.dst] += 1
         index, homes = self.placement.index, [self.placement.home(a.kind, a.layer) for a in self.actions]
