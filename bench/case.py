@@ -8,7 +8,7 @@ import json
 import re
 import types
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -248,7 +248,9 @@ class CaseSpec(_Frozen):
         return self
 
     def with_layout(self, layout: Layout) -> "Case":
-        return Case(model=self.model, cluster=self.cluster, workload=self.workload, system=self.system, layout=layout)
+        # All of it is validated; a search asks for thousands.
+        given = {"model": self.model, "cluster": self.cluster, "workload": self.workload, "system": self.system}
+        return Case.model_construct(**given, layout=layout)
 
 
 class Case(CaseSpec):
@@ -262,7 +264,7 @@ class Case(CaseSpec):
         return hashlib.sha256(self.to_text().encode()).hexdigest()[:16]
 
 
-class Batch(_Frozen):
+class Batch(NamedTuple):
     """How a case's global batch is dealt: replica x micro-batch x data rank x mbs sequences.
 
     tp x cp ranks that share sequences are one data rank here.

@@ -122,14 +122,14 @@ class Costs:
                 total = total + self._exchange_s(action._replace(pass_=Pass.F if pass_ is Pass.R else pass_))
         return total
 
-    def _kernel_seconds(self, action: Action) -> list[Floats]:
+    def _kernel_seconds(self, action: Action) -> list[Floats | float]:
         """Seconds of each kernel of one pass; what is computed again counts as pass R."""
         sends = action.pass_ is Pass.R and self.recompute == "redispatch"
         key = ("kernels", sends, *self._likeness(action))
         known = self._passes if action.kind is Kind.EXPERT else self._passes_apart
         if key not in known:
             known[key] = [self._machine.seconds(kernel) for kernel in self._kernels(action)]
-        found: list[Floats] = known[key]
+        found: list[Floats | float] = known[key]
         return found
 
     def offloaded_bytes(self, action: Action) -> Floats:
@@ -534,7 +534,7 @@ class Costs:
         return self.placement.by_name[self.placement.home(action.kind, action.layer)].size
 
     def _moves(self, elements: Floats | float) -> Kernel:
-        return Kernel(0.0, self._load.element_bytes * np.asarray(elements, dtype=np.float64), 1.0)
+        return Kernel(0.0, self._load.element_bytes * elements, 1.0)
 
 
 @lru_cache(maxsize=512)

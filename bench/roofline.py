@@ -39,8 +39,12 @@ class Machine(NamedTuple):
     bytes_per_s: float
     kernel_s: float
 
-    def seconds(self, kernel: Kernel) -> Floats:
-        """The longer of the two roofline times, and the fixed cost; 0 for a kernel without work."""
+    def seconds(self, kernel: Kernel) -> Floats | float:
+        """The longer of the two roofline times, and the fixed cost; 0 for a kernel without work. As the kernel has its
+        FLOPs and bytes, a number or one a rank."""
+        if not isinstance(kernel.flops, np.ndarray) and not isinstance(kernel.num_bytes, np.ndarray):
+            longer = max(kernel.flops / (self.flops_per_s * kernel.reached), kernel.num_bytes / self.bytes_per_s)
+            return longer + self.kernel_s if longer > 0 else 0.0
         math_s = np.asarray(kernel.flops) / (self.flops_per_s * kernel.reached)
         time = np.maximum(math_s, np.asarray(kernel.num_bytes) / self.bytes_per_s)
         return np.where(time > 0, time + self.kernel_s, 0.0)
@@ -72,9 +76,8 @@ def gemms(
             weights /= work.shards
         of_weights = weights * (2 * GRAD_BYTES if pass_ is Pass.W else element_bytes)
         # No rows, no kernel: a rank whose experts got no tokens does not read its weights either.
-        moved = np.where(np.asarray(work.rows) > 0, of_weights, 0.0)
-        moved = moved + element_bytes * np.asarray(work.rows) * width
-        yield Kernel(np.asarray(work.rows) * flops, moved, reached)
+        moved = of_weights * (work.rows > 0) + element_bytes * work.rows * width
+        yield Kernel(work.rows * flops, moved, reached)
 
 
 @lru_cache(maxsize=4096)
