@@ -191,7 +191,7 @@ def check(program: Program) -> None:
 
 
 def _ends(program: Program) -> bool:
-    from bench.rendezvous import num_finished  # loads the compiler, which is longer than small programs take
+    from bench.rendezvous import num_finished  # which needs what this module has
 
     return num_finished(program) == program.num_ops
 

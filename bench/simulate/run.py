@@ -130,10 +130,10 @@ def _play(program: Program, stage: _Stage, ahead_s: Floats, limit_s: float) -> F
     """`engine.State.tasks` at the end; None where the step is sure to take longer than `limit_s`."""
     state = stage.wiring.state(stage.sizes)
     # Sums come out a little different in another order.
-    done = engine.run(len(stage.ops.task_op), stage.ops, stage.table.durations, state, ahead_s, limit_s * (1 + ROUNDING))
+    num_tasks, limit_s = len(stage.ops.task_op), limit_s * (1 + ROUNDING)
+    done = engine.run(num_tasks, stage.ops, stage.table.durations, state, ahead_s, limit_s)
     if done < 0:
         return None
-    num_tasks = len(stage.ops.task_op)
     if done != num_tasks:
         check(program)
         raise PlanError("plan", f"{done} of {num_tasks} tasks", "a plan that ends", "")
