@@ -19,6 +19,7 @@ from bench.lower import lower
 from bench.models import get_model
 from bench.program import Program
 from bench.simulate import peak_bytes, simulate
+from bench.simulate.loops import always_compile
 from bench.system import plan_of
 
 SEQ_LEN = 4096
@@ -60,6 +61,7 @@ def test_rate_at_a_million_over_that_at_ten_thousand(benchmark: BenchmarkFixture
     small, large = (1, 48 if system == "ep" else 36), (50 if system == "ep" else 36, 94)
     layout = Layout(replicas=1, ep=16) if system == "ep" else LAYOUTS[system]
     rates = []
+    always_compile()  # also what would be too little to do
     for microbatches, num_layers in (small, large) if benchmark.enabled else (small,):
         program, costs = lowered(system, "zipf:1", microbatches, num_layers, layout)
         num_operations = len(simulate(program, costs))
@@ -80,9 +82,12 @@ def _processor_s(program: Program, costs: Costs) -> float:
 
 
 FIRST_STEP = """
+import sys
 import time
-from bench.micro.test_simulate_speed import lowered, simulate
-program, costs = lowered("ep", "zipf:1", 8, 16)
+from bench.micro.test_simulate_speed import Layout, always_compile, lowered, simulate
+program, costs = lowered("ep", "zipf:1", 1, 24, Layout(replicas=1, ep=16))
+if sys.argv[1] == "compiled":
+    always_compile()
 begun = time.perf_counter()
 simulate(program, costs)
 print(time.perf_counter() - begun)
@@ -90,19 +95,24 @@ print(time.perf_counter() - begun)
 
 
 def test_compile_time_is_paid_once(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """Seconds of the first small step of a process: where the loop has to be compiled, and where it is kept."""
+    """Seconds of a process's first small step: compiled, compiled before and kept, and interpreted as small steps are."""
     if benchmark.disabled:
         pytest.skip("compiles for seconds")
     given = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
 
-    def first_step() -> float:
-        done = subprocess.run([sys.executable, "-c", FIRST_STEP], env=given, capture_output=True, text=True, check=True)
+    def first_step(how: str = "compiled") -> float:
+        words = [sys.executable, "-c", FIRST_STEP, how]
+        done = subprocess.run(words, env=given, capture_output=True, text=True, check=True)
         return float(done.stdout.split()[-1])
 
     compiled = first_step()
     kept = benchmark.pedantic(first_step, rounds=1)
-    benchmark.extra_info.update(compiled_s=compiled, kept_s=kept)
-    print(f"\nfirst step: {compiled:.1f} s with compilation, {kept:.2f} s from the cache, ratio {kept / compiled:.3f}")
+    interpreted = first_step("interpreted")
+    benchmark.extra_info.update(compiled_s=compiled, kept_s=kept, interpreted_s=interpreted)
+    print(
+        f"\nfirst step: {compiled:.1f} s with compilation, {kept:.2f} s from the cache, ratio {kept / compiled:.3f}; "
+        f"{interpreted:.2f} s interpreted"
+    )
 
 
 # Name, cluster, micro-batches' sequences in the global batch, routing, layout; every one with 64 micro-batches.
