@@ -95,7 +95,7 @@ print(time.perf_counter() - begun)
 
 
 def test_compile_time_is_paid_once(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """Seconds of a process's first small step: compiled, compiled before and kept, and interpreted as small steps are."""
+    """Seconds of a first small step: compiled, compiled before and kept, and interpreted as small steps are."""
     if benchmark.disabled:
         pytest.skip("compiles for seconds")
     given = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
