@@ -267,6 +267,12 @@ def test_the_gap_of_a_stopped_solver_reaches_its_phase(monkeypatch: pytest.Monke
     assert [each.gap for each in found.phases] == [pytest.approx(1.0)] * 2 and set(best) == {64, 128}
 
 
+def test_a_length_that_does_not_fit_is_named() -> None:
+    big = spec(64).model_copy(update={"model": get_model("deepseek-v3")})
+    with pytest.raises(BadInput, match=r"cluster.*for sequences of 64: .*memory constraint cannot hold.*would fit"):
+        plan_phases(big, parse_schedule("64:10,128:10"), ASSUMED)
+
+
 def test_a_length_that_does_not_divide_the_batch_is_refused() -> None:
     with pytest.raises(BadInput, match="global_batch_tokens"):
         plan_phases(spec(), parse_schedule("64:10,100:10"), ASSUMED)

@@ -30,12 +30,18 @@ from systems.disagmoe.planner.explain import explain
 from systems.disagmoe.planner.neighbours import neighbours
 from systems.disagmoe.planner.problem import RESOURCES, Problem, problem
 from systems.disagmoe.planner.programme import RATE_TOLERANCE
-from systems.disagmoe.planner.refine import refine
+from systems.disagmoe.planner.refine import Refinement, Try, refine
 from systems.disagmoe.planner.roofline import roofline
 from systems.disagmoe.planner.state import held_state
 from systems.disagmoe.planner.tokens import Option, token_costs
 from systems.disagmoe.planner.what_ifs import WhatIf
-from systems.disagmoe.planner.words import next_in_words, origin_in_words, programme_in_words, unequal_in_words
+from systems.disagmoe.planner.words import (
+    depth_in_words,
+    next_in_words,
+    origin_in_words,
+    programme_in_words,
+    unequal_in_words,
+)
 from systems.disagmoe.shift import Homes
 from systems.disagmoe.system import DisagMoE
 
@@ -437,6 +443,22 @@ def test_whatever_a_stopped_solver_found_is_said_not_to_be_proven() -> None:
     # What is proven says little beside a split that is not.
     weak = replace(said, allocation=replace(said.allocation, proven=False))
     assert sum("(of a split that is not proven)" in each for each in weak.sentences()) == len(compared)
+
+
+def test_a_plan_says_what_unequal_depth_gains_in_steps() -> None:
+    equal, unequal = Layout.make(groups=2), Layout.make(groups=2, expert_groups=1)
+
+    def told(*tried: Try) -> str | None:
+        return depth_in_words(Refinement((), tried, True), "simulated")
+
+    slow, fast = Try(equal, "seed", "ok", 1.1), Try(unequal, "expert_groups=1", "ok", 1.0)
+    assert told(slow) is None and told(fast) is None
+    said = told(slow, fast, Try(equal, "seed", "infeasible", 0.5), Try(unequal, "mbs=2", "ok", 1.5))
+    assert said is not None and "takes 1 s and" in said and "takes 1.1 s: unequal depth gains 10.0 %" in said
+    assert "unequal depth loses 100.0 %" in (told(fast, Try(equal, "seed", "ok", 0.5)) or "")
+    planned = explain(spec(), ASSUMED, refinement=False)
+    found = replace(planned, refinement=Refinement((slow, fast), (slow, fast), True))
+    assert sum("unequal depth" in each for each in found.sentences() if each.startswith("Refinement")) == 1
 
 
 def test_gains_and_losses_are_told_apart() -> None:

@@ -15,6 +15,7 @@ from systems.disagmoe.planner.tables import Table
 from systems.disagmoe.planner.what_ifs import WhatIf, nic_sets, what_ifs
 from systems.disagmoe.planner.words import (
     binding_in_words,
+    depth_in_words,
     memory_in_words,
     next_in_words,
     origin_in_words,
@@ -77,6 +78,8 @@ class Explanation:
         said += [f"Programme: {sentence}" for sentence in self._programme()]
         if self.refinement is not None:
             said.append(f"Refinement: {refined_in_words(self.refinement, self.seed, chosen, self.source)}")
+            depth = depth_in_words(self.refinement, self.source)
+            said += [f"Refinement: {depth}"] if depth else []
         return [*said, *(f"What if: {sentence}" for sentence in self._what_ifs())]
 
     def _programme(self) -> list[str]:

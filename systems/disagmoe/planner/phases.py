@@ -53,10 +53,13 @@ def plan_phases(
 
     def planned(number: int) -> _Own:
         own_effort: Effort = {**effort, "progress": _named(progress, specs[number])}
-        found = search(specs[number], assumptions, **own_effort)
+        length = specs[number].workload.seq_len
+        try:
+            found = search(specs[number], assumptions, **own_effort)
+        except BadInput as error:
+            raise BadInput(error.field, error.value, f"for sequences of {length}: {error.allowed}") from None
         best = found.refinement.best if found.refinement else None
         if best is None:
-            length = specs[number].workload.seq_len
             raise BadInput("cluster", spec.cluster.name, f"a cluster on which sequences of {length} fit")
         return _Own(found.programme, found.allocation, best)
 

@@ -144,6 +144,23 @@ def refined_in_words(refinement: Refinement, seed: Try | None, chosen: Allocatio
     return said
 
 
+def depth_in_words(refinement: Refinement, source: str) -> str | None:
+    """What unequal depth gains or loses in steps: the best of both kinds that were looked at; None without both."""
+    times: dict[bool, float] = {}
+    for each in refinement.tried:
+        if each.status == "ok" and each.step_time_s is not None:
+            unequal = each.layout.expert_groups is not None
+            times[unequal] = min(each.step_time_s, times.get(unequal, each.step_time_s))
+    if len(times) < 2:
+        return None
+    rate = times[False] / times[True]
+    how = f"gains {100 * (rate - 1):.1f} %" if rate > 1 else f"loses {100 * (1 / rate - 1):.1f} %"
+    return (
+        f"of what was {source}, the best with different numbers of attention and expert groups takes "
+        f"{times[True]:.4g} s and the best with as many takes {times[False]:.4g} s: unequal depth {how}."
+    )
+
+
 def memory_in_words(chosen: Allocation, best: Try | None) -> str:
     have = chosen.problem.spec.cluster.gpu.memory_bytes / GIB
     left = [have - held / GIB for held in chosen.memory_bytes]
