@@ -64,6 +64,7 @@ RANGES: dict[str, Range] = {
 SETTINGS: dict[str, tuple[str, ...]] = {
     "copies": ("expert", "rank", "node"),
     "recompute": ("none", "redispatch", "full"),
+    "ranks_over_nodes": ("packed", "strided"),
     "global batch": ("2097152", "8388608"),
 }
 QUICK_FIELDS = ("grouped_gemm", "nic_many_to_many")

@@ -141,7 +141,8 @@ def test_every_assumption_is_varied_around_its_value_and_says_why() -> None:
     for variation in sensitivity.variations(CostModel.named()):
         case = spec("disagmoe").with_layout(Layout(attention_ranks=2, expert_ranks=2))
         job = sensitivity.job_of(case, CostModel.named(), variation)
-        changed = variation.value in (case.layout.copies, case.layout.recompute)
+        layout = case.layout
+        changed = variation.value in (layout.copies, layout.recompute, layout.ranks_over_nodes)
         assert (job is None) == changed
         assert job is None or (job.spec, job.model) != (case, CostModel.named())
 
