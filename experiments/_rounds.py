@@ -1,6 +1,6 @@
 """What measured experiments share: runs of rounds that follow one another, as one row of a table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,6 +11,7 @@ from bench.flops import step_flops
 from bench.metrics import mfu
 from bench.results import read_trials
 from bench.trial import Trial
+from experiments import Request
 
 
 def num_gpus() -> int:
@@ -30,6 +31,14 @@ def pair_of_processes() -> Cluster:
 def published_in(folder: Path) -> list[Trial]:
     """The trials of a folder; none where it is not there."""
     return [trial for _, trial in read_trials([folder])] if folder.exists() else []
+
+
+def interleaved(request: Request, labels: Sequence[str], rounds: int) -> Iterator[int]:
+    """Places of cells, all of a round before the next one, so that what drifts meets all alike; says what runs."""
+    for number in range(rounds):
+        for place, label in enumerate(labels):
+            request.progress(number * len(labels) + place, rounds * len(labels), f"round {number + 1}, {label}")
+            yield place
 
 
 def row_of(rounds: Sequence[Trial], gpus: int, how: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from bench.predict import GIB
 from bench.results import PUBLISHED, Store
 from bench.trial import Trial
 from experiments import Evidence, Request, Table
-from experiments._rounds import median_of, num_gpus, pair_of_processes, published_in, row_of
+from experiments._rounds import interleaved, median_of, num_gpus, pair_of_processes, published_in, row_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -72,20 +72,18 @@ def _measured(request: Request, device: Literal["cpu", "cuda"], gpus: int) -> It
 
     store, chosen = Store(request.results), cases(device, gpus)
     rounds, steps = (1, 3) if request.quick else (ROUNDS, STEPS)
-    for number in range(rounds):
-        for place, case in enumerate(chosen):
-            done, what = number * len(chosen) + place, f"round {number + 1}, {case.system}"
-            request.progress(done, rounds * len(chosen), what)
-            trial = measure(
-                case,
-                steps=steps,
-                device=device,
-                data="synthetic",
-                weights="device",
-                trainer=SYSTEMS[case.system],
-            ).trial
-            store.write(trial)
-            yield trial
+    for place in interleaved(request, [case.system for case in chosen], rounds):
+        case = chosen[place]
+        trial = measure(
+            case,
+            steps=steps,
+            device=device,
+            data="synthetic",
+            weights="device",
+            trainer=SYSTEMS[case.system],
+        ).trial
+        store.write(trial)
+        yield trial
 
 
 def evidence(trials: Iterable[Trial]) -> Evidence:
