@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from bench.case import Case, CaseSpec, Layout, Workload
 from bench.check import PlanError
 from bench.cli import app
-from bench.cli.comparing import register
 from bench.clusters import get_cluster
 from bench.compare import compare, labels, resolve, trying_layout
 from bench.errors import BadInput
@@ -25,9 +24,6 @@ from tests.cases import make_case
 
 EXAMPLE = (Path(__file__).parents[1] / "docs" / "examples" / "pingpong.py").read_text()
 SMALL = ["--model", "tiny", "--cluster", "h800x1", "--seq-len", "64", "--global-batch-tokens", "2048", "--budget", "2"]
-
-if "compare" not in {command.name for command in app.registered_commands}:
-    register(app)
 
 pytestmark = pytest.mark.filterwarnings("ignore::bench.loading.ExecutesFile")
 

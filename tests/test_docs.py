@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.cli.comparing import register
 from bench.errors import BadInput
 from bench.loading import load
 from bench.results import read_trials
@@ -21,9 +20,6 @@ from bench.scaffold import starting_text, write_system
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "add-a-system.md"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-if "compare" not in {command.name for command in app.registered_commands}:
-    register(app)
 
 pytestmark = pytest.mark.filterwarnings("ignore::bench.loading.ExecutesFile")
 
