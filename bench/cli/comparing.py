@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from bench.evaluate import CostModel
 
 DEFAULT_AGAINST = "ep,disagmoe"
-RUN_OPTIONS = {"--ranks": "ranks", "--device": "device", "--steps": "steps"}
 
 
 def add_verbs(app: typer.Typer) -> None:
