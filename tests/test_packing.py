@@ -100,7 +100,7 @@ def test_what_slurm_could_never_start_is_refused() -> None:
         require_nodes([fits, large], site.Site(), facts)
     for settings_, line in (
         (site.Site(partition="huge", time="20"), "partition: 'huge' is not valid; allowed: small"),
-        (site.Site(time="21"), "time: 21 is not valid; allowed: at most the 20 minutes"),
+        (site.Site(time="21"), "time: '00:21:00' is not valid; allowed: at most 00:20:00 a job"),
         (site.Site(gpus_per_node=2, time="1"), "nodes: 4 is not valid; allowed: at most the 2 nodes"),
     ):
         with pytest.raises(BadInput, match=line):

@@ -9,7 +9,7 @@ from bench.errors import BadInput, unknown
 from experiments.launch.layouts import peak_bytes
 from experiments.launch.ledger import Ledger
 from experiments.launch.pack import SIMULATION, minutes, packs, shape_of
-from experiments.launch.site import Site
+from experiments.launch.site import Site, clock
 from experiments.launch.slurm_state import ClusterFacts, Partition
 from experiments.launch.submission import new_name, record_of, script_text
 from experiments.launch.work import Task
@@ -74,8 +74,8 @@ def require_possible(tasks: Sequence[Task], site: Site, facts: ClusterFacts, pac
         same = [task for task in tasks if shape_of(task, site) == shape]
         longest = max(minutes(dealt, shape, site) for dealt in packs(same, shape, site, pack))
         if partition.max_minutes is not None and longest > partition.max_minutes:
-            allowed = f"at most the {partition.max_minutes} minutes of partition {partition.name}"
-            raise BadInput("time", longest, allowed)
+            allowed = f"at most {clock(partition.max_minutes)} a job, the limit of partition {partition.name}"
+            raise BadInput("time", clock(longest), allowed)
 
 
 def scripts(experiment: str, tasks: Sequence[Task], ledger: Ledger, site: Site, pack: bool) -> list[str]:

@@ -220,7 +220,7 @@ def test_a_job_that_can_never_start_is_reported(cluster: Cluster, tmp_path: Path
 def test_bad_input_is_refused_before_anything_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
     refusals = {
         ("--partition", "nowhere"): "--partition: 'nowhere' is not valid; allowed: main, high, short",
-        ("--partition", "short", "--time", "00:11:00"): "--time: 11 is not valid; allowed: at most the 10 minutes",
+        ("--partition", "short", "--time", "11"): "--time: '00:11:00' is not valid; allowed: at most 00:10:00 a job",
         (*RUN, "--partition", "short", "--gpus-per-node", "1"): "nodes: 4 is not valid; allowed: at most the 2 nodes",
         (*RUN, "--max-nodes", "1"): "--max-nodes: 1 is not valid; allowed: at least the 2 nodes",
         ("--time", "soon"): "--time: 'soon' is not valid",
