@@ -442,7 +442,7 @@ def test_whatever_a_stopped_solver_found_is_said_not_to_be_proven() -> None:
     assert late.to_json()["unequal"] == {"allocation": None, "timed_out": True}
     # What is proven says little beside a split that is not.
     weak = replace(said, allocation=replace(said.allocation, proven=False))
-    assert sum("(of a split that is not proven)" in each for each in weak.sentences()) == len(compared)
+    assert sum("(compared with a split that is not proven)" in each for each in weak.sentences()) == len(compared)
 
 
 def test_a_plan_says_what_unequal_depth_gains_in_steps() -> None:

@@ -25,30 +25,18 @@ def roofline(
     seq_len: Annotated[
         str, typer.Option("--seq-len", metavar="TOKENS,...", help="Sequence lengths in tokens, ascending.")
     ],
-    top_k: Annotated[
-        str | None,
-        typer.Option("--top-k", metavar="K,...", help="Experts a token. Default: the model's.", show_default=False),
-    ] = None,
+    top_k: Annotated[str | None, options.word("--top-k", "K,...", "Experts a token. Default: the model's.")] = None,
     copies: Annotated[
         str, typer.Option("--copies", metavar="WAY,...", help="A copy of a token per: expert, rank, node.")
     ] = "rank",
     expert_ranks: Annotated[
         int | None,
-        typer.Option(
-            "--expert-ranks",
-            metavar="N",
-            parser=options.whole_number,
-            help="Ranks that share the experts. Default: 16, or as many as divide them.",
-            show_default=False,
-        ),
+        options.number("--expert-ranks", "Ranks that share the experts. Default: 16, or as many as divide them.", "N"),
     ] = None,
     dtype: options.Dtype = "bf16",
     assumptions: options.AssumptionSet = None,
     set_: options.Setting = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Where picture (PDF, PNG) and CSV file go.", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, options.word("--out", "DIR", "Where picture (PDF, PNG) and CSV file go.")] = None,
     json: options.Json = False,
 ) -> None:
     """Show what limits attention and experts: FLOPs, bytes, intensity, ridge, and which side of it they are on."""

@@ -90,7 +90,7 @@ def not_proven(chosen: Allocation, other: Allocation) -> str:
     """What a comparison of the two has to be followed by."""
     if not other.proven:
         return " (not proven: the solver ran out of time)"
-    return "" if chosen.proven else " (of a split that is not proven)"
+    return "" if chosen.proven else " (compared with a split that is not proven)"
 
 
 def next_in_words(other: Outcome, chosen: Allocation) -> str:
