@@ -41,13 +41,15 @@ def interleaved(request: Request, labels: Sequence[str], rounds: int) -> Iterato
             yield place
 
 
-def row_of(rounds: Sequence[Trial], gpus: int, how: dict[str, Any]) -> dict[str, Any]:
+def row_of(
+    rounds: Sequence[Trial], gpus: int, how: dict[str, Any], where: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Medians over the steady steps of all rounds of one case, and the range of the rounds' own.
 
     Args:
         rounds: trials that ended well, at least one.
         gpus: ranks by which throughput and FLOPs are divided.
-        how: what else tells the row from others; it stands behind model and system.
+        how, where: what else tells the row from others; they stand behind the system and behind the cluster.
     """
     case = rounds[0].case
     assert isinstance(case, Case)
@@ -62,6 +64,7 @@ def row_of(rounds: Sequence[Trial], gpus: int, how: dict[str, Any]) -> dict[str,
         **how,
         "layout": str(case.layout),
         "cluster": case.cluster.name,
+        **(where or {}),
         "seq_len": work.seq_len,
         "global_batch_tokens": work.global_batch_tokens,
         "source": "measured",

@@ -115,7 +115,7 @@ def table(trials: Iterable[Trial]) -> "DataFrame":
 
 def _row(rounds: list[Trial]) -> dict[str, Any]:
     how = rounds[0].provenance["execution"]
-    row = row_of(rounds, how["ranks"], {"trainer": how["trainer"], "gpus": how.get("gpus", 0)})
+    row = row_of(rounds, how["ranks"], {"trainer": how["trainer"]}, {"gpus": how.get("gpus", 0)})
     return row | {"peak_memory_bytes": median_of(rounds, "peak_memory_bytes")}
 
 
