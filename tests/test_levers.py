@@ -20,7 +20,7 @@ def test_cases_differ_by_their_lever_alone() -> None:
     assert get_experiment("levers") is levers
     chosen = levers.cases("cuda")
     plain = {"recompute": "none", "offload": "none"}
-    assert len({case.case_id for case in chosen}) == len(levers.LEVERS)
+    assert len({case.id for case in chosen}) == len(levers.LEVERS)
     assert len({str(case.model_copy(update={"layout": case.layout.model_copy(update=plain)})) for case in chosen}) == 1
 
 

@@ -2,7 +2,7 @@
 
 A test checks that they are as made. A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. Those of
 docs/gpus.md are of what is published: `moebench figure h200x2 --out results/published/h200x2` writes it again, and
-so does `megatron-ratio` with a folder of its own.
+so do `megatron-ratio` and `levers`, with folders of their own.
 """
 
 import re
@@ -30,10 +30,8 @@ from bench.models import get_model  # noqa: E402
 from bench.placement import Group, Placement  # noqa: E402
 from bench.predict import predict  # noqa: E402
 from bench.system import System, systems, trainers_of  # noqa: E402
-from experiments import fig7  # noqa: E402
+from experiments import fig7, levers, megatron_ratio  # noqa: E402
 from experiments._beside import tables as tables_of_runs  # noqa: E402
-from experiments.megatron_ratio import FOLDER as MEGATRON_RATIO  # noqa: E402
-from experiments.megatron_ratio import shown  # noqa: E402
 from systems.disagmoe.planner.roofline import SIDES, roofline  # noqa: E402
 
 
@@ -48,7 +46,7 @@ def tables_of_gpus() -> dict[str, str]:
         table(tuple(one.columns), [tuple(map(_cell, row)) for row in one.rows]) for one in tables_of_runs(rows)
     )
     found = {"speed": speed, "beside": beside, "operations": operations_table()}
-    return found | {"ratios": _spread(rows), "kernels": kernels_table(), "megatron": megatron_table()}
+    return found | {"ratios": _spread(rows), "kernels": kernels_table(), **of_one_host()}
 
 
 def tables_of_planner() -> dict[str, str]:
@@ -107,10 +105,13 @@ def operations_table() -> str:
     return table(("system", "rank", "operations", "ms in a step", "simulated ms", "simulated over measured"), lines)
 
 
-def megatron_table() -> str:
-    """Of `ep` from our plan and of megatron-core itself."""
-    found = shown(pd.read_csv(MEGATRON_RATIO / "megatron-ratio.csv"))
-    return table(tuple(found.columns), [tuple(map(str, row)) for row in found.rows])
+def of_one_host() -> dict[str, str]:
+    """Of `ep` from our plan and of megatron-core itself; of recomputation and offload."""
+    found = {
+        "megatron": megatron_ratio.shown(pd.read_csv(megatron_ratio.FOLDER / "megatron-ratio.csv")),
+        "levers": levers.shown(pd.read_csv(levers.FOLDER / "levers.csv")),
+    }
+    return {name: table(tuple(one.columns), [tuple(map(str, row)) for row in one.rows]) for name, one in found.items()}
 
 
 KERNELS = {
