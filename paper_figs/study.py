@@ -162,4 +162,6 @@ def _caption(cells: "DataFrame") -> str:
         values = list(dict.fromkeys(cells[column]))
         if len(values) == 1:
             parts.append(f"{name}: {values[0]}" if column == "cluster" else f"{name}: {int(values[0]):,}")
-    return "; ".join(parts) + ". A hollow mark: no layout that was tried fits in memory, or none is possible."
+    lacking = bool((cells["status"] != "ok").any())
+    hollow = " A hollow mark: no layout that was tried fits in memory, or none is possible." if lacking else ""
+    return "; ".join(parts) + "." + hollow

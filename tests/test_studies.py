@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from bench.assumptions import ASSUMPTIONS, DEPARTURES, Assumptions
@@ -110,6 +111,25 @@ def test_a_study_is_drawn(studied: tuple[Path, list[Cell], list[Job]], tmp_path:
     rates = [t.metrics["tokens_per_s_per_gpu"] for t in trials]
     assert lines["megatron"] == pytest.approx([rates[0] / 1e3, rates[2] / 1e3])
     assert lines["over megatron"] == pytest.approx([rates[1] / rates[0], rates[3] / rates[2]])
+
+
+def test_a_place_without_a_layout_ends_the_line_and_has_a_hollow_mark(
+    studied: tuple[Path, list[Cell], list[Job]],
+) -> None:
+    folder, cells, jobs = studied
+    table = evidence(cells, sweep_jobs(jobs, Store(folder), lambda *_: None, budget=2), Axis("tokens")).data
+    whole = study_figure.draw(table, "tokens", baseline="megatron")
+    table.loc[table["system"].eq("megatron") & table["x"].eq(2048), "status"] = "infeasible"
+    lacking = study_figure.draw(table, "tokens", baseline="megatron")
+
+    def marks(figure: Figure) -> list[list[float]]:
+        return [list(line.get_xdata()) for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
+
+    assert (marks(whole), marks(lacking)) == ([], [[2048.0]])
+    (line,) = (line for line in lacking.axes[0].lines if line.get_label() == "megatron")
+    assert [math.isnan(value) for value in line.get_ydata()] == [False, True]
+    said = ["hollow" in text.get_text() for figure in (whole, lacking) for text in figure.texts]
+    assert said == [False, True]
 
 
 @pytest.mark.parametrize(
