@@ -15,6 +15,7 @@ from bench.system import systems
 from experiments.fig7 import spec_of
 from systems.disagmoe.placement import place
 from systems.disagmoe.planner.allocation import allocate
+from systems.disagmoe.planner.neighbours import neighbours
 from systems.disagmoe.planner.problem import Choices, problem
 from systems.disagmoe.shift import best_shift, shift_of, turns
 from tests.cases import make_case
@@ -87,6 +88,16 @@ def test_the_space_and_the_planner_shift_a_windowed_model() -> None:
     layout = allocate(problem(spec, get_assumptions(), choices)).layout
     assert layout.shift_at is not None
     assert place(GPT, layout).head == f"A{layout.head_group}"
+
+
+def test_a_neighbour_is_dealt_in_turn_or_shifted() -> None:
+    spec = spec_of("gpt-oss-120b", 32768, "disagmoe")
+    fields = {"attention_ranks": 16, "expert_ranks": 16, "groups": 2, "replicas": 2, "copies": "node"}
+    plain, shifted = (Layout.make(shift_at=each, **fields) for each in (None, shift_of(GPT, 32768, 2)))
+    assert shifted in {near for near, _ in neighbours(spec, plain)}
+    assert plain in {near for near, _ in neighbours(spec, shifted)}
+    four = {near.shift_at for near, _ in neighbours(spec, shifted) if near.groups == 4}
+    assert four == {shift_of(GPT, 32768, 4)}
 
 
 def test_a_shift_shortens_the_step_of_a_windowed_model() -> None:

@@ -40,6 +40,9 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
     yield {"mbs": layout.mbs // 2, "attention_ranks": m * 2}
     for chunk in (layout.layers_per_chunk * 2, layout.layers_per_chunk // 2):
         yield {"layers_per_chunk": chunk, **_homes(spec, p, chunk)}
+    if spreads(spec.model):
+        yield _homes(spec, p, layout.layers_per_chunk)
+        yield {"head_group": None, "shift_at": None}
     lanes, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
     data = [layout.sequence_ranks * each for each in lanes]
     for more in _beside(data, m):
