@@ -276,7 +276,7 @@ def test_a_text_of_more_ranks_than_there_are_is_refused_by_ranks() -> None:
     Path("mine.txt").write_text(str(plan_of(make_case("ep", seq_len=64, microbatches=8, ep=4, pp=2))))
     done = moebench("compare", "mine.txt", "--against", "ep", *ON, "--run", "--ranks", "4")
     assert done.exit_code == 2
-    assert done.stderr == "moebench: ranks: 4 is not valid; allowed: 8 or more, the ranks of mine.txt\n"
+    assert done.stderr == "moebench: --ranks: 4 is not valid; allowed: 8 or more, the ranks of mine.txt\n"
 
 
 def test_a_text_of_three_micro_batches_is_run_beside_others() -> None:
