@@ -51,7 +51,7 @@ def test_the_table_and_the_files(app: typer.Typer, capsys: pytest.CaptureFixture
         (["--seq-len", "4096", "--copies", ""], "copies"),
         (["--seq-len", "4096", "--copies", "rank,rank"], "copies"),
         (["--seq-len", "4096", "--top-k", "4,8,4"], "top-k"),
-        (["--seq-len", "4096", "--expert-ranks", "3"], "expert_ranks"),
+        (["--seq-len", "4096", "--expert-ranks", "3"], "--expert-ranks"),
         (["--seq-len", "4096", "--top-k", "999"], "top_k"),
     ],
 )
