@@ -248,9 +248,7 @@ class CaseSpec(_Frozen):
         return self
 
     def with_layout(self, layout: Layout) -> "Case":
-        # All of it is validated; a search asks for thousands.
-        given = {"model": self.model, "cluster": self.cluster, "workload": self.workload, "system": self.system}
-        return Case.model_construct(**given, layout=layout)
+        return Case(model=self.model, cluster=self.cluster, workload=self.workload, system=self.system, layout=layout)
 
 
 class Case(CaseSpec):

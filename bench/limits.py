@@ -4,7 +4,9 @@ A space has thousands of layouts, and many of them differ in the order alone. Wh
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from operator import attrgetter
+from typing import NamedTuple
 
 from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions
@@ -17,7 +19,16 @@ from bench.program import Held
 from bench.system import KnowsInFlight, System, get_system
 from bench.tally import COMPUTES_AT, Role, times
 
-_choice = attrgetter(*COST_FIELDS)
+_IN_PIECES = ("chunks", "comm_sms")
+_choice = attrgetter(*(field for field in COST_FIELDS if field not in _IN_PIECES))
+
+
+class _Shared(NamedTuple):
+    """What layouts that cost the same have in common: seconds of a step, and by group the bytes that are held from the
+    beginning to the end and those that a micro-batch's forwards keep."""
+
+    bound_s: Callable[[], float]
+    held: tuple[tuple[str, float, float], ...]
 
 
 class Limits:
@@ -28,21 +39,25 @@ class Limits:
         self.capacity_bytes = spec.cluster.gpu.memory_bytes
         self.assumptions = assumptions.without_overheads()
         self._in_flight = _in_flight(self.system)
-        self._costs: dict[tuple[object, ...], Costs] = {}
+        self._known: dict[tuple[object, ...], _Shared] = {}
 
     def of(self, case: Case) -> tuple[float | None, float]:
         """Seconds of a step, None where the layout cannot fit, and bytes of the fullest rank. Raises BadInput."""
         placement = self.system.placement(case)
         batch = batch_of(case, placement)
-        whole = _in_one_piece(case)
-        key = (placement, batch.num_replicas, _choice(whole.layout))
-        if key not in self._costs:
-            self._costs[key] = costs_of(whole, placement, self.assumptions)
-        costs = self._costs[key]
-        least = _least_bytes(costs, kept_bytes(placement, costs), self._in_flight(case))
+        key = placement, batch.num_replicas, _choice(case.layout)
+        shared = self._known.get(key)
+        if shared is None:
+            shared = self._known[key] = self._shared(case, placement, batch.num_microbatches)
+        in_flight = self._in_flight(case)
+        least = max(static + in_flight.get(name, 1.0) * kept for name, static, kept in shared.held)
         # The dearer of the two, and of no use where memory decides.
-        bound_s = None if least > self.capacity_bytes else placement_bound_s(placement, costs, batch.num_microbatches)
-        return bound_s, least
+        return None if least > self.capacity_bytes else shared.bound_s(), least
+
+    def _shared(self, case: Case, placement: Placement, num_microbatches: int) -> _Shared:
+        costs = costs_of(_in_one_piece(case), placement, self.assumptions)
+        bound_s = cache(lambda: placement_bound_s(placement, costs, num_microbatches))
+        return _Shared(bound_s, _held(costs, kept_bytes(placement, costs)))
 
 
 def _in_one_piece(case: Case) -> Case:
@@ -59,16 +74,19 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     When the first backward of a group begins, everything its forwards kept for that micro-batch is still held, and as
     many micro-batches more as the system says.
     """
-    return _least_bytes(costs, kept_bytes(placement, costs), _in_flight(get_system(case.system))(case))
+    in_flight = _in_flight(get_system(case.system))(case)
+    held = _held(costs, kept_bytes(placement, costs))
+    return max(static + in_flight.get(name, 1.0) * kept for name, static, kept in held)
 
 
 def _in_flight(system: System) -> Callable[[Case], Mapping[str, float]]:
     return system.in_flight if isinstance(system, KnowsInFlight) else lambda _: {}
 
 
-def _least_bytes(costs: Costs, kept: Mapping[str, float], in_flight: Mapping[str, float]) -> float:
+def _held(costs: Costs, kept: Mapping[str, float]) -> tuple[tuple[str, float, float], ...]:
+    """By group: its name, static bytes, and what it keeps."""
     like = costs.tally.like
-    return max(costs.static_bytes(like[name]) + in_flight.get(name, 1.0) * held for name, held in kept.items())
+    return tuple((name, costs.static_bytes(like[name]), held) for name, held in kept.items())
 
 
 def kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:

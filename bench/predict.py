@@ -96,8 +96,7 @@ def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Cost
     """What the actions of a case cost on its placement. Layouts that differ in order only share one object."""
     spec = (case.model, case.cluster, case.workload)
     num_replicas = batch_of(case, placement).num_replicas
-    # Not validated once more: a search asks for thousands.
-    same_costs = Layout.model_construct(**{field: getattr(case.layout, field) for field in COST_FIELDS})
+    same_costs = Layout(**{field: getattr(case.layout, field) for field in COST_FIELDS})
     return _costs(*spec, same_costs, placement, num_replicas, assumptions)
 
 
@@ -113,7 +112,7 @@ def _costs(
 ) -> Costs:
     kind = partial(FusedCosts, comm_sms=layout.comm_sms) if layout.comm_sms else Costs
     return kind(
-        Case.model_construct(model=model, cluster=cluster, workload=workload, system="any", layout=layout),
+        Case(model=model, cluster=cluster, workload=workload, system="any", layout=layout),
         placement,
         copies=layout.copies,
         recompute=layout.recompute,
