@@ -30,7 +30,7 @@ KEPT = {(Pass.F, Pass.B): Held.FORWARD, (Pass.B, Pass.W): Held.BACKWARD, (Pass.R
 """What one pass of a part keeps for another."""
 
 _lowered: Kept[Program] = Kept(most=2_000_000)
-"""Programs by what they follow from; of two million operations in all: with what is found out about each, several hundred MB."""
+"""Programs by what they follow from; two million operations, with what is found out of them, are several hundred MB."""
 
 
 def lower(plan: Plan, model: Model) -> Program:

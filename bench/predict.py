@@ -170,19 +170,20 @@ def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Pre
 
 
 class QuickStep(NamedTuple):
-    """Of a step, what a search asks for: its time, its bound, and bytes of the fullest rank."""
+    """Of a step, what a search asks for: its time, its bound, and bytes of the fullest rank. Where the step is sure to
+    take longer than it may, its time is None, and the bytes are what any order of its queues in time needs."""
 
-    step_time_s: float
+    step_time_s: float | None
     bound_s: float
     peak_memory_bytes: float
 
 
-def quick_step(case: Case, assumptions: Assumptions, limit_s: float = inf) -> QuickStep | None:
-    """The numbers of `predict` without its timeline; None as soon as the step is sure to take longer than `limit_s`.
+def quick_step(case: Case, assumptions: Assumptions, limit_s: float = inf) -> QuickStep:
+    """The numbers of `predict` without its timeline, as long as the step may take no more than `limit_s`.
 
     Raises BadInput (PlanError) for a layout or a plan that cannot be.
     """
-    from bench.simulate import time_step
+    from bench.simulate import least_peak_bytes, time_step
 
     program = lower(plan_of(case), case.model)
     costs = costs_of(case, program.plan.placement, assumptions)
@@ -190,5 +191,5 @@ def quick_step(case: Case, assumptions: Assumptions, limit_s: float = inf) -> Qu
         costs = _taxed(program, costs)
     found = time_step(program, costs, limit_s)
     if found is None:
-        return None
+        return QuickStep(None, bound_s(program, costs), least_peak_bytes(program, costs))
     return QuickStep(found.step_time_s, bound_s(program, costs), float(found.peak_bytes.max()))

@@ -11,7 +11,8 @@ the budget does not end the search, its answer is the optimum under the cost mod
 A layout that is tried is planned, and simulated to the end only if it is near the best. Its longest chain of
 operations (`bench.simulate.ahead`) says what its step takes at the least, at the start and at every operation on the
 way. Once that is more than `SLOWER` times the best step so far, and more than the second best, the simulation is left:
-the layout can neither win nor come second.
+the layout can neither win nor come second. Whether it fits is then known only where it is sure not to
+(`bench.simulate.least_peak_bytes`).
 """
 
 from bisect import bisect_left
@@ -173,11 +174,12 @@ class _Search:
             if step_s < self.best_s:
                 self.best, self.best_s, self.second_s = found.layout, step_s, self.best_s
             self.second_s = min(self.second_s, step_s) if found.layout != self.best else self.second_s
-        if found.status != "slower":
-            self._room = 1.0 if found.status == "ok" else self._room * LESS_ROOM
+        # One that was left for its time is taken to fit unless it is sure not to.
+        may_fit = found.status in ("ok", "slower")
+        self._room = 1.0 if may_fit else self._room * LESS_ROOM
         if self._last is None:
             return
-        if found.status in ("ok", "slower"):
+        if may_fit:
             self._bounds_seen.add(self._last.bound_s)
         elif step_s is not None and (self._tempting is None or step_s < self._tempting[0]):
             self._tempting = step_s, self._last
@@ -236,12 +238,12 @@ def _try(layout: _Open, assumptions: Assumptions, limit_s: float) -> Candidate:
         if error.fault:
             raise
         return Candidate(case.layout, "refused", reason=str(error))
-    if found is None:
-        return Candidate(case.layout, "slower", layout.bound_s)
     peak, step_s = found.peak_memory_bytes, found.step_time_s
-    fits = peak <= case.cluster.gpu.memory_bytes
-    why = "" if fits else does_not_fit(case, peak)
-    return Candidate(case.layout, "ok" if fits else "infeasible", found.bound_s, step_s, peak, why)
+    if peak > case.cluster.gpu.memory_bytes:
+        return Candidate(case.layout, "infeasible", found.bound_s, step_s, peak, does_not_fit(case, peak))
+    if step_s is None:
+        return Candidate(case.layout, "slower", found.bound_s)
+    return Candidate(case.layout, "ok", found.bound_s, step_s, peak)
 
 
 def screen(

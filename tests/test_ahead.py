@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bench.assumptions import get_assumptions
@@ -14,7 +15,7 @@ from bench.errors import BadInput
 from bench.lower import lower
 from bench.predict import costs_of, predict
 from bench.program import Program
-from bench.simulate import peak_bytes, simulate, time_step
+from bench.simulate import least_peak_bytes, peak_bytes, simulate, time_step
 from bench.simulate.run import least_ahead_s
 from bench.system import get_system, plan_of
 from bench.timeline import Timeline
@@ -87,6 +88,25 @@ def test_where_ranks_differ_none_has_less_ahead(case: Case) -> None:
     timeline = simulate(program, costs)
     ahead_s = ahead_by_task(program, costs, timeline)
     assert (timeline.start_s + ahead_s <= timeline.step_time_s * (1 + 1e-9)).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.sampled_from(["balanced", "zipf:1"]))
+def test_no_step_needs_less_memory_than_its_order_does(case: Case, routing: str) -> None:
+    routed = case.model_copy(update={"workload": case.workload.model_copy(update={"routing": routing})})
+    program = lowered(routed)
+    costs = costs_of(routed, program.plan.placement, ASSUMED)
+    peak = peak_bytes(program, costs, simulate(program, costs)).max()
+    assert least_peak_bytes(program, costs) <= peak * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("system", fig7.SYSTEMS)
+def test_what_the_order_needs_is_most_of_the_activations(system: str) -> None:
+    case = drawn(system, 1)[0]
+    found = predict(case, ASSUMED)
+    static = found.peak_memory_bytes - found.memory_parts["activations and messages"]
+    least = least_peak_bytes(found.program, found.costs)
+    assert least - static > 0.5 * (found.peak_memory_bytes - static)
 
 
 def test_memory_is_that_of_the_timeline() -> None:

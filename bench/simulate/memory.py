@@ -50,6 +50,24 @@ def held_bytes(program: Program, costs: Costs, sizes: NDArray[np.int64], start_s
     return static + _HIGHEST(len(order), order, rank, taken, given, len(static))
 
 
+def least_peak_bytes(program: Program, costs: Costs) -> float:
+    """Bytes that the fullest rank holds at the least, whenever its operations run.
+
+    When an action of a queue starts, all before it in the queue have started and none behind it has ended: what those
+    before it keep for those behind it is held.
+    """
+    values = _values_of(program, costs)
+    queue = program.queue_of()
+    mine = queue[values.first] == queue[values.last]
+    amounts, number = _amounts(program, costs, values.kinds)
+    held = np.array([amount.min() for amount in amounts])[number][values.kind_of[mine]]
+    taken, given = (
+        np.bincount(ops[mine], held, program.num_ops).astype(np.float64) for ops in (values.first, values.last)
+    )
+    static = np.array([costs.static_bytes(group.name) for group in program.plan.placement.groups])
+    return float((static[program.group] + np.cumsum(taken - given) + given).max())
+
+
 def _highest(order, rank, taken, given, num_ranks):  # type: ignore[no-untyped-def]
     """[ranks]: the largest sum of what is held. Of n tasks, event i < n is the end of task i, n + i its start."""
     now, most = np.zeros(num_ranks), np.zeros(num_ranks)
@@ -98,20 +116,32 @@ def _values(program: Program, working: bool) -> _Values:
     return _Values(first, last, np.flatnonzero(there), (np.cumsum(there) - 1)[numbers])
 
 
+def _values_of(program: Program, costs: Costs) -> _Values:
+    working = costs.has_working_bytes
+    found: _Values = program.once(("values", working), lambda: _values(program, working))
+    return found
+
+
+def _amounts(program: Program, costs: Costs, kinds: NDArray[np.int64]) -> tuple[list[Floats], NDArray[np.int64]]:
+    """[ranks] bytes of values that differ, and of every kind the number of its like."""
+    different, like = costs.alike(program.templates)
+    template, reason = np.divmod(kinds, WORKING + 1)
+    alike, number = np.unique(like[template] * (WORKING + 1) + reason, return_inverse=True)
+    amounts = []
+    for of, why in zip(*(column.tolist() for column in np.divmod(alike, WORKING + 1)), strict=True):
+        action = view(int(program.templates[different[of]]))
+        amounts.append(costs.working_bytes(action) if why == WORKING else costs.held_bytes(Held(why), action))
+    return amounts, number
+
+
 def _spans(
     program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
     """Of every value on every rank: first task, last task, bytes."""
-    working = costs.has_working_bytes
-    first, last, kinds, kind_of = program.once(("values", working), lambda: _values(program, working))
-    different, like = costs.alike(program.templates)
-    template, reason = np.divmod(kinds, WORKING + 1)
-    alike, number = np.unique(like[template] * (WORKING + 1) + reason, return_inverse=True)
-    table = np.zeros((len(alike), int(sizes.max())))
-    for row, each in enumerate(alike.tolist()):
-        of, why = divmod(each, WORKING + 1)
-        action = view(int(program.templates[different[of]]))
-        amount = costs.working_bytes(action) if why == WORKING else costs.held_bytes(Held(why), action)
+    first, last, kinds, kind_of = _values_of(program, costs)
+    amounts, number = _amounts(program, costs, kinds)
+    table = np.zeros((len(amounts), int(sizes.max())))
+    for row, amount in enumerate(amounts):
         table[row, : min(len(amount), table.shape[1])] = amount[: table.shape[1]]
     if table.shape[1] == 1:
         return first, last, table[number, 0][kind_of]
