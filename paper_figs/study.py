@@ -62,7 +62,7 @@ def draw(
     lower_in = _LOWER_IN + _BETWEEN_IN if factors else 0.0
     width = min(WIDTH_IN, max(_MIN_IN, _LEFT_IN + 2.6 * len(panels)))
     wide = (width - _LEFT_IN - _RIGHT_IN + _GAP_IN) / len(panels) - _GAP_IN
-    height = _BELOW_IN + lower_in + _UPPER_IN + 0.5
+    height = _BELOW_IN + lower_in + _UPPER_IN + (0.66 if factors else 0.5)
     with style():
         figure = new_figure(width, height)
         for column, panel in enumerate(panels):
@@ -83,8 +83,9 @@ def draw(
                 upper.set_ylabel("tokens/s/GPU (thousand)")
                 if factors:
                     axes[1].set_ylabel(f"{ours},\nfactor")
-        handles, names = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="upper center", ncols=len(names))
+        for ax, top in zip(figure.axes[:2] if factors else figure.axes[:1], (1.0, 1 - 0.17 / height), strict=False):
+            handles, names = ax.get_legend_handles_labels()
+            figure.legend(handles, names, loc="upper center", bbox_to_anchor=(0.5, top), ncols=len(names))
         lines = textwrap.wrap(_caption(cells), int(22 * width))
         caption(figure, lines)
     return figure
@@ -136,10 +137,10 @@ def _factors(ax: "Axes", cells: "DataFrame", ours: str, factors: Mapping[str, Se
     for (name, over), dashes in zip(factors.items(), ("solid", "dashed"), strict=False):
         best = ran[ran["system"].isin(over)].groupby("x")[RATE].max()
         ratio = (mine / best).dropna().sort_index()
-        ax.plot(ratio.index.tolist(), ratio.tolist(), color=INK, linestyle=dashes, marker=".", markersize=3, label=name)
+        how: dict[str, Any] = {"color": INK, "linestyle": dashes, "marker": ".", "markersize": 3}
+        ax.plot(ratio.index.tolist(), ratio.tolist(), label=f"{ours} {name}", **how)
     ax.grid(axis="y")
     ax.margins(y=0.2)
-    ax.legend(loc="best", fontsize=SMALL_PT, handlelength=2.2)
 
 
 def _place(ax: "Axes", places: list[float], log: bool, words: Mapping[float, str], *, labels: bool) -> None:

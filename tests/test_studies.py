@@ -110,7 +110,7 @@ def test_a_study_is_drawn(studied: tuple[Path, list[Cell], list[Job]], tmp_path:
     lines = {line.get_label(): list(line.get_ydata()) for line in (*upper.lines, *lower.lines)}
     rates = [t.metrics["tokens_per_s_per_gpu"] for t in trials]
     assert lines["megatron"] == pytest.approx([rates[0] / 1e3, rates[2] / 1e3])
-    assert lines["over megatron"] == pytest.approx([rates[1] / rates[0], rates[3] / rates[2]])
+    assert lines["disagmoe over megatron"] == pytest.approx([rates[1] / rates[0], rates[3] / rates[2]])
 
 
 def test_a_place_without_a_layout_ends_the_line_and_has_a_hollow_mark(
