@@ -157,9 +157,9 @@ def _sync_waits(plan: Plan, queues: Queues, templates: Templates) -> list[tuple[
             last_compute.setdefault(group, []).append(start + int(computes[-1]))
     sync_of: dict[int, int] = {}
     for sync in np.flatnonzero(queues.op == Op.SYNC).tolist():
-        group = int(queues.group[sync])
-        sync_of[group] = sync
-        for holder in plan.placement.holders(plan.placement.groups[group].name):
+        number = int(queues.group[sync])
+        sync_of[number] = sync
+        for holder in plan.placement.holders(plan.placement.groups[number].name):
             waits += [(sync, compute) for compute in last_compute.get(holder.name, [])]
     return waits + [(k, sync_of[int(queues.group[k])]) for k in np.flatnonzero(queues.op == Op.UPDATE).tolist()]
 

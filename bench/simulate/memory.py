@@ -144,7 +144,7 @@ def _spans(
     for row, amount in enumerate(amounts):
         table[row, : min(len(amount), table.shape[1])] = amount[: table.shape[1]]
     if table.shape[1] == 1:
-        return first, last, table[number, 0][kind_of]
+        return first.astype(np.int64), last.astype(np.int64), table[number, 0][kind_of]
     size = sizes[program.group[first]]
     value = np.repeat(np.arange(len(size)), size)
     place = np.arange(len(value)) - np.repeat(np.cumsum(size) - size, size)
