@@ -18,7 +18,7 @@ TRAIN := .venv/.train
 # Asking for another interpreter or torch than a stamp names makes that stamp out of date.
 changed = $(if $(1),$(if $(findstring <$(1)>,<$(shell cat $(2) 2>/dev/null)>),,changed))
 
-.PHONY: help setup setup-train reproduce-fig7 check-fig7 reproduce-all publish publish-set train-demo wheelhouse test test-slurm check lint types bench clean clean-venv changed
+.PHONY: help setup setup-train reproduce-fig7 check-fig7 reproduce-all publish publish-set publish-studies train-demo wheelhouse test test-slurm check lint types bench clean clean-venv changed
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,15 @@ publish-set: $(BASE) ## for maintainers: the same under one set of assumptions, 
 		$(BIN)/moebench figure $$name --assumptions $(SET) --results $$folder/$$name --out $$folder/$$name $(ARGS) || exit 1; \
 	done
 	@$(BIN)/moebench claims --published --into README.md
+
+# Of the tornado, with hundreds of steps, the figure and its table alone.
+STUDIES := split top-k ep-size batch nodes
+publish-studies: $(BASE) ## for maintainers: publish the studies along one axis and the tornado
+	@for name in $(STUDIES); do \
+		rm -rf $(PUBLISHED)/studies/$$name; \
+		$(BIN)/moebench figure $$name --results $(PUBLISHED)/studies/$$name --out $(PUBLISHED)/studies/$$name $(ARGS) || exit 1; \
+	done
+	@$(BIN)/moebench figure sensitivity --out $(PUBLISHED)/studies/sensitivity $(ARGS)
 
 wheelhouse: ## collect wheels for hosts without a network, for PYTHON=3.12 say
 	@sh tools/wheelhouse.sh "$(PYTHON)"
