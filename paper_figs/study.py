@@ -136,7 +136,7 @@ def _factors(ax: "Axes", cells: "DataFrame", ours: str, factors: Mapping[str, Se
     ax.axhline(1.0, color=MUTED, linewidth=0.6)
     for (name, over), dashes in zip(factors.items(), ("solid", "dashed"), strict=False):
         best = ran[ran["system"].isin(over)].groupby("x")[RATE].max()
-        ratio = (mine / best).dropna().sort_index()
+        ratio = (mine / best).reindex(sorted(set(cells["x"])))  # a line ends where a side is missing
         how: dict[str, Any] = {"color": INK, "linestyle": dashes, "marker": ".", "markersize": 3}
         ax.plot(ratio.index.tolist(), ratio.tolist(), label=f"{ours} {name}", **how)
     ax.grid(axis="y")

@@ -126,8 +126,9 @@ def test_a_place_without_a_layout_ends_the_line_and_has_a_hollow_mark(
         return [list(line.get_xdata()) for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
 
     assert (marks(whole), marks(lacking)) == ([], [[2048.0]])
-    (line,) = (line for line in lacking.axes[0].lines if line.get_label() == "megatron")
-    assert [math.isnan(value) for value in line.get_ydata()] == [False, True]
+    for ax, label in zip(lacking.axes, ("megatron", "disagmoe over megatron"), strict=True):
+        (line,) = (line for line in ax.lines if line.get_label() == label)
+        assert [math.isnan(value) for value in line.get_ydata()] == [False, True]
     said = ["hollow" in text.get_text() for figure in (whole, lacking) for text in figure.texts]
     assert said == [False, True]
 
