@@ -7,7 +7,7 @@ read and written) and its rows in and out. Bytes of elementwise kernels: element
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from bench.flops import CORE_TERMS, Part, forward_terms
 from bench.models import Model
 from bench.sequence import CUT, kept_width
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 GRAD_BYTES = 4  # weight gradients are added up in fp32
 LOGIT_BYTES = 4  # the loss is computed in fp32

@@ -92,9 +92,9 @@ def evidence(trials: Iterable[Trial]) -> Evidence:
 
 def lever_of(trial: Trial) -> str:
     """The name of the lever that a trial's layout has."""
-    layout = trial.case.layout
-    assert layout is not None
-    chosen = {name: getattr(layout, name) for name in ("recompute", "offload")}
+    case = trial.case
+    assert isinstance(case, Case)
+    chosen = {name: getattr(case.layout, name) for name in ("recompute", "offload")}
     plain = {"recompute": "none", "offload": "none"}
     return next(name for name, lever in LEVERS.items() if {**plain, **lever} == chosen)
 
@@ -126,8 +126,10 @@ def _row(lever: str, rounds: Sequence[Trial]) -> dict[str, Any]:
 
 def shown(rows: "DataFrame") -> Table:
     """Rows as of `table`, for people."""
-    columns = ("lever", "step ms", "rounds", "predicted ms", "predicted/measured")
-    columns += ("peak GiB", "predicted GiB", "predicted/measured memory")
+    columns = (
+        *("lever", "step ms", "rounds", "predicted ms", "predicted/measured"),
+        *("peak GiB", "predicted GiB", "predicted/measured memory"),
+    )
     lines = []
     for row in rows.to_dict("records"):
         step, guess = row["step_time_s"], row["predicted_step_time_s"]
