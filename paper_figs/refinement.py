@@ -55,5 +55,7 @@ def draw(frame: "DataFrame", within: float = 0.02) -> "Figure":
         ax.legend(loc="upper right", ncols=2, bbox_to_anchor=(0.9, 1.19), borderaxespad=0)
         stamp(ax, one_source("refinement: source", frame["source"]))
         note = "below the lengths: layouts that the refinement simulated, of those that the whole search looked at"
+        if (split.isna() & refined.notna()).any():
+            note = "below: layouts that the refinement simulated, of those of the whole search; no diamond: does not fit"
         figure.text(0.6 / WIDTH_IN, 0.02, note, fontsize=SMALL_PT, color=MUTED)
     return figure

@@ -71,5 +71,7 @@ def test_the_figure_shows_both_and_where_nothing_fits() -> None:
     assert {"+2 %", "20 of\n500", "nothing\nfits", "m"} <= set(texts)
     marks = {str(line.get_label()): line.get_ydata() for line in ax.lines}
     assert marks["refined plan"][0] == 1.01 and marks["the programme's split"][0] == 1.3
+    assert "no diamond" not in draw(frame).texts[-1].get_text()
+    assert "no diamond" in draw(frame.assign(programme_over_whole=None)).texts[-1].get_text()
     with pytest.raises(BadInput, match="columns"):
         draw(frame.drop(columns="refined_over_whole"))
