@@ -56,6 +56,6 @@ def draw(frame: "DataFrame", within: float = 0.02) -> "Figure":
         stamp(ax, one_source("refinement: source", frame["source"]))
         note = "below the lengths: layouts that the refinement simulated, of those that the whole search looked at"
         if (split.isna() & refined.notna()).any():
-            note = "below: layouts that the refinement simulated, of those of the whole search; no diamond: does not fit"
+            note = "below: layouts that the refinement simulated, of the whole search; no diamond: does not fit"
         figure.text(0.6 / WIDTH_IN, 0.02, note, fontsize=SMALL_PT, color=MUTED)
     return figure
