@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import redirect_stdout
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -69,6 +69,15 @@ class KnowsSeeds(Protocol):
 
     def seeds(self, spec: CaseSpec, assumptions: Assumptions) -> Iterable[Layout]:
         """Layouts to begin with, likeliest first; none where there is nothing to say."""
+        ...
+
+
+@runtime_checkable
+class KnowsConsequences(Protocol):
+    """A system of whose layout fields some follow from others: where a user fixes these, those are made anew."""
+
+    def completed(self, spec: CaseSpec, layout: Layout, fixed: Set[str]) -> Layout:
+        """The layout, in which fields were fixed by name, with what follows from them."""
         ...
 
 

@@ -27,7 +27,7 @@ from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.limits import Limits
 from bench.predict import Prediction, does_not_fit, predict, quick_step
-from bench.system import KnowsSeeds, get_system
+from bench.system import KnowsConsequences, KnowsSeeds, get_system
 
 DEFAULT_BUDGET = 64
 MAX_DISTANCE = 2
@@ -106,7 +106,7 @@ def tune(
     system = get_system(spec.system)
     seeds = list(system.seeds(spec, assumptions)) if isinstance(system, KnowsSeeds) else []
     open_layouts, done = screen(spec, assumptions, fixed, seeds)
-    search = _Search(open_layouts, budget, {Layout.from_pairs(fixed, seed) for seed in seeds})
+    search = _Search(open_layouts, budget, {with_fixed(spec, fixed, seed) for seed in seeds})
     while (layout := search.next()) is not None:
         found = _try(layout, assumptions, search.limit_s)
         done.append(found)
@@ -269,11 +269,21 @@ def screen(
     return open_layouts, done
 
 
+def with_fixed(spec: CaseSpec, fixed: Sequence[str], layout: Layout) -> Layout:
+    """The layout with ``key=value`` fields put in, and what follows from them for its system."""
+    if not fixed:
+        return layout
+    choice, system = Layout.from_pairs(fixed, layout), get_system(spec.system)
+    if isinstance(system, KnowsConsequences):
+        return system.completed(spec, choice, {pair.partition("=")[0] for pair in fixed})
+    return choice
+
+
 def _layouts(spec: CaseSpec, fixed: Sequence[str], seeds: Sequence[Layout]) -> Iterator[Layout]:
     """The system's seeds and its space with the fixed fields put in, each layout once."""
     seen: set[Layout] = set()
     for layout in chain(seeds, get_system(spec.system).space(spec)):
-        choice = Layout.from_pairs(fixed, layout) if fixed else layout
+        choice = with_fixed(spec, fixed, layout)
         if choice not in seen:
             seen.add(choice)
             yield choice

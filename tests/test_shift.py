@@ -12,6 +12,7 @@ from bench.flops import part_flops
 from bench.models import Model, get_model
 from bench.predict import predict
 from bench.system import systems
+from bench.tune import with_fixed
 from experiments.fig7 import spec_of
 from systems.disagmoe.placement import place
 from systems.disagmoe.planner.allocation import allocate
@@ -88,6 +89,18 @@ def test_the_space_and_the_planner_shift_a_windowed_model() -> None:
     layout = allocate(problem(spec, get_assumptions(), choices)).layout
     assert layout.shift_at is not None
     assert place(GPT, layout).head == f"A{layout.head_group}"
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 9])
+def test_a_shift_follows_from_groups_and_chunks_that_are_fixed(chunk: int) -> None:
+    spec = spec_of("gpt-oss-120b", 8192, "disagmoe")
+    fields = {"attention_ranks": 16, "expert_ranks": 16, "groups": 2, "shift_at": 1, "head_group": 1}
+    pairs = ["groups=4", f"layers_per_chunk={chunk}"]
+    layout = with_fixed(spec, pairs, Layout.make(**fields))
+    assert layout.shift_at == (shift_of(GPT, 8192, 4) if chunk == 1 else None)
+    place(GPT, layout)
+    assert with_fixed(spec, [*pairs, f"shift_at={3 * chunk}"], layout).shift_at == 3 * chunk
+    assert with_fixed(spec, ["mbs=2"], Layout.make(**fields)).shift_at == 1
 
 
 def test_a_neighbour_is_dealt_in_turn_or_shifted() -> None:

@@ -1,6 +1,6 @@
 """`disagmoe`: attention and experts on disjoint groups of GPUs, many-to-many exchange, the AF-Pipe schedule."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from bench.predict import costs_of
 from bench.system import divisors, worthwhile_copies, worthwhile_offloads, worthwhile_shares
 from systems.disagmoe.af_pipe import AFPipe, Duration, parts_of
 from systems.disagmoe.placement import place
-from systems.disagmoe.shift import shift_of
+from systems.disagmoe.shift import shift_of, spreads
 
 if TYPE_CHECKING:
     from systems.disagmoe.planner.explain import Explanation
@@ -87,6 +87,18 @@ class DisagMoE:
         except BadInput:  # nothing fits, or the batch cannot be dealt: the search will say so layout by layout
             return []
         return list(dict.fromkeys(each.layout for each in found))
+
+    def completed(self, spec: CaseSpec, layout: Layout, fixed: Set[str]) -> Layout:
+        """Whether windowed layers move on by one, and the head behind them, follows from groups and chunks.
+
+        A chunk of several layers has both kinds: moving on would gain less than its gap in the pipeline costs.
+        """
+        if not spreads(spec.model) or not fixed & {"groups", "layers_per_chunk"}:
+            return layout
+        alone = layout.layers_per_chunk == 1
+        shift_at = shift_of(spec.model, spec.workload.seq_len, layout.groups) if alone else None
+        made = {"shift_at": shift_at, "head_group": None}
+        return layout.model_copy(update={name: value for name, value in made.items() if name not in fixed})
 
     def placement(self, case: Case) -> Placement:
         return place(case.model, case.layout)
