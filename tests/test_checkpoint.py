@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
+from io import BytesIO
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
@@ -31,7 +32,9 @@ from bench.results import read_trial
 
 torch = pytest.importorskip("torch")
 
-from bench.execute.checkpoint import NUM_KEPT, Saving  # noqa: E402
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING  # noqa: E402
+
+from bench.execute.checkpoint import NUM_KEPT, Saving, _Unpickler  # noqa: E402
 from bench.execute.shards import boxes, global_shapes  # noqa: E402
 from bench.execute.train import TrainResult, train  # noqa: E402
 
@@ -247,6 +250,23 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(
     assert not (folder / "attacked").exists()
 
 
+class Taken:
+    """Pickled as ``getattr(kind, name)``, as the first releases of Python 3.11 do with members of enumerations."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.kind, self.name)
+
+
+def test_of_classes_that_metadata_names_only_members_of_enumerations_are_taken() -> None:
+    member = next(iter(_MEM_FORMAT_ENCODING))
+    assert _Unpickler(BytesIO(pickle.dumps(Taken(_MEM_FORMAT_ENCODING, member.name)))).load() is member
+    with pytest.raises(pickle.UnpicklingError, match="it takes unlink from"):
+        _Unpickler(BytesIO(pickle.dumps(Taken(PosixPath, "unlink")))).load()
+
+
 @pytest.fixture(scope="module")
 def small_checkpoint(tmp_path_factory: pytest.TempPathFactory, pool: RankPool) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -364,8 +384,8 @@ def test_another_system_goes_on_from_the_command_line(tmp_path: Path) -> None:
 
 def test_options_of_checkpoints_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for words, said in (
-        (["ep", "--model", "tiny", "--save-every", "2"], "save-every: 2 "),
-        (["--resume", str(tmp_path / "none")], "resume: "),
+        (["ep", "--model", "tiny", "--save-every", "2"], "--save-every: 2 "),
+        (["--resume", str(tmp_path / "none")], "--resume: "),
         (["--model", "tiny"], "system: None "),
         (["ep"], "--model: None "),
     ):

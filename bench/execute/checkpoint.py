@@ -12,6 +12,7 @@ import pickle
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,17 @@ _METADATA_HOLDS = {
 }
 
 
+def _member(kind: object, name: str) -> Enum:
+    """A member of an enumeration, as the first releases of Python 3.11 write one: ``getattr(kind, name)``."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind[name]
+    raise pickle.UnpicklingError(f"it takes {name} from {kind!r}")
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return _member
         if global_name in _METADATA_HOLDS.get(module_name, ()):
             return super().find_class(module_name, global_name)
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
