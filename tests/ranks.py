@@ -86,7 +86,7 @@ class Run:
 
     def sequences(self, worker: Worker, microbatch: int) -> Tensor:
         home = worker.home
-        dealt = self.batch.model_dump()
+        dealt = self.batch._asdict()
         return torch.from_numpy(read_microbatch(self.corpus, 0, home.replica, microbatch, home.index, **dealt))
 
     def reference(self) -> LossAndGradients:

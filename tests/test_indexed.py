@@ -173,7 +173,7 @@ def test_the_command_line_takes_a_prefix(prefix: str, tmp_path: Path, monkeypatc
     assert f"--data {prefix}" in facts["command"]
     assert call_json("verify", *words, "--data", "bytes")["ok"]
     line = call("run", *words, "--data", "./nothing", code=2).stderr
-    assert line.startswith("moebench: data: ") and "nothing.idx: No such file" in line
+    assert line.startswith("moebench: --data: ") and "nothing.idx: No such file" in line
 
 
 def test_ids_beyond_the_vocabulary_are_refused_where_they_are_read(tmp_path: Path, pool: RankPool) -> None:

@@ -88,7 +88,7 @@ def test_every_layout_computes_what_the_reference_computes(pool: RankPool, text:
 def test_any_placement_and_any_order_computes_the_same(pool: RankPool, seed: int) -> None:
     model = get_model("tiny-shared" if seed % 2 else "tiny-sigmoid")
     plan = random_plan(model, num_microbatches=3, seed=seed)
-    batch = Batch.make(num_replicas=1, num_microbatches=3, num_ranks=plan.placement.data_ranks, mbs=1)
+    batch = Batch(num_replicas=1, num_microbatches=3, num_ranks=plan.placement.data_ranks, mbs=1)
     run = Run.of_plan(plan, model, batch, seq_len=8)
     assert_is_reference(run, execute(pool, run))
 
@@ -98,7 +98,7 @@ def test_any_placement_in_two_directions_computes_the_same(pool: RankPool, seed:
     """On the middle one of three groups both directions meet at one copy of a part."""
     model = get_model("tiny-shared" if seed % 2 else "tiny-sigmoid")
     plan = random_plan(model, num_microbatches=4, seed=seed, directions=2)
-    batch = Batch.make(num_replicas=1, num_microbatches=4, num_ranks=plan.placement.data_ranks, mbs=1)
+    batch = Batch(num_replicas=1, num_microbatches=4, num_ranks=plan.placement.data_ranks, mbs=1)
     run = Run.of_plan(plan, model, batch, seq_len=8)
     assert_is_reference(run, execute(pool, run))
 
@@ -279,4 +279,4 @@ def test_a_worker_refuses_what_is_not_its_programs() -> None:
     with pytest.raises(BadInput, match=r"plan.copies"):
         worker_of(run.with_(program=by_node))
     with pytest.raises(BadInput, match="2 micro-batches"):
-        worker_of(run.with_(batch=run.batch.model_copy(update={"num_microbatches": 4})))
+        worker_of(run.with_(batch=run.batch._replace(num_microbatches=4)))
