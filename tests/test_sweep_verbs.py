@@ -82,7 +82,7 @@ def test_a_dry_run_without_slurm_shows_the_script_and_what_it_could_not_check(tm
         "sbatch here\n"
     )
     out, err = launch(tmp_path / "r", *options, **nowhere).communicate(timeout=200)
-    assert not out and err.startswith("moebench: executor: 'slurm' is not valid; allowed: a machine with Slurm")
+    assert not out and err.startswith("moebench: --executor: 'slurm' is not valid; allowed: a machine with Slurm")
     assert not (tmp_path / "r").exists()
 
 
@@ -122,8 +122,8 @@ def test_who_watches_a_sweep_sees_it_cancelled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verb", "options", "line"),
     [
-        ("status", (), "results: "),
-        ("cancel", ("nothing",), "results: "),
+        ("status", (), "--results: "),
+        ("cancel", ("nothing",), "--results: "),
         ("logs", ("abc",), "case: 'abc' is not valid; allowed: the beginning of the id of a case in a sweep"),
     ],
 )
