@@ -164,7 +164,10 @@ def test_nothing_of_the_layout_is_in_it(name: str, tmp_path: Path, pool: RankPoo
     tensors = []
     for which in ("reference", name):
         folder = tmp_path / which[:2]
-        train(case_for(which, "bf16"), steps=1, pool=pool, settings=QUICK, saving=Saving(folder))
+        case = case_for(which, "bf16")
+        # Where experts are chosen by scores, rounding sends a token of some texts to another one.
+        case = case.model_copy(update={"workload": case.workload.model_copy(update={"routing": "balanced"})})
+        train(case, steps=1, pool=pool, settings=QUICK, saving=Saving(folder))
         tensors.append(content(folder / "step-00000001"))
     expected, found = tensors
     assert {key: tuple(value.shape) for key, value in found.items()} == global_shapes(MODEL)
