@@ -1,12 +1,13 @@
 """What measured experiments share: runs of rounds that follow one another, as one row of a table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from bench.case import Case
 from bench.clusters import CLUSTERS, Cluster
+from bench.errors import BadInput
 from bench.flops import step_flops
 from bench.metrics import mfu
 from bench.results import read_trials
@@ -31,6 +32,21 @@ def pair_of_processes() -> Cluster:
 def published_in(folder: Path) -> list[Trial]:
     """The trials of a folder; none where it is not there."""
     return [trial for _, trial in read_trials([folder])] if folder.exists() else []
+
+
+def measured_or_published(
+    request: Request, folder: Path, measure: Callable[[Literal["cpu", "cuda"]], Iterable[Trial]]
+) -> list[Trial]:
+    """What `measure` gives on the device; the published trials where none was asked for and there is no GPU."""
+    device = request.device or ("cuda" if num_gpus() else None)
+    if device is None:
+        published = published_in(folder)
+        if not published:
+            raise BadInput("device", "no GPU", "cpu (--device cpu), or a host with a GPU")
+        return published
+    if device == "cuda" and not num_gpus():
+        raise BadInput("device", "cuda", "cpu: there is no GPU")
+    return list(measure(device))  # type: ignore[arg-type]
 
 
 def interleaved(request: Request, labels: Sequence[str], rounds: int) -> Iterator[int]:

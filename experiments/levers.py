@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
 from bench.case import Case, CaseSpec, Layout, Workload
 from bench.clusters import get_cluster
-from bench.errors import BadInput
 from bench.models import get_model
 from bench.predict import GIB, predict
 from bench.results import PUBLISHED, Store
 from bench.trial import Trial
 from experiments import Evidence, Request, Table
-from experiments._rounds import interleaved, median_of, num_gpus, pair_of_processes, published_in, row_of
+from experiments._rounds import interleaved, measured_or_published, median_of, pair_of_processes, row_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,15 +55,7 @@ def cases(device: Literal["cpu", "cuda"]) -> list[Case]:
 
 def run(request: Request) -> Evidence:
     """Measures; or draws the published trials where no device was asked for and there is no GPU."""
-    device = request.device or ("cuda" if num_gpus() else None)
-    if device is None:
-        published = published_in(FOLDER)
-        if not published:
-            raise BadInput("device", "no GPU", "cpu (--device cpu), or a host with a GPU")
-        return evidence(published)
-    if device == "cuda" and not num_gpus():
-        raise BadInput("device", "cuda", "cpu: there is no GPU")
-    return evidence(list(_measured(request, device)))  # type: ignore[arg-type]
+    return evidence(measured_or_published(request, FOLDER, lambda device: _measured(request, device)))
 
 
 def _measured(request: Request, device: Literal["cpu", "cuda"]) -> Iterable[Trial]:
