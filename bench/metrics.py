@@ -6,7 +6,7 @@ Intervals are operations' [start_s, end_s]. A rank *computes* while a COMPUTE or
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,7 @@ def metrics(timeline: Timeline, case: Case, num_gpus: int | None = None) -> Metr
     flops = step_flops(case.model, case.workload.seq_len, tokens)
     peak = case.cluster.gpu.peak_tflops.get(case.workload.dtype)
     useful = None if peak is None else mfu(flops, step_s, gpus, peak * 1e12)
+    busy = Busy.of(timeline)
     return Metrics(
         step_time_s=step_s,
         tokens_per_s=tokens / step_s,
@@ -71,10 +72,10 @@ def metrics(timeline: Timeline, case: Case, num_gpus: int | None = None) -> Metr
         tflops_per_gpu=flops / step_s / gpus / 1e12,
         mfu=useful,
         hfu=None if useful is None else useful * (1 if case.layout.recompute == "none" else FORWARD_AGAIN),
-        bubble_fraction=bubble_fraction(timeline),
-        exposed_comm_s=exposed_comm_s(timeline),
-        overlapped_fraction=overlapped_fraction(timeline),
-        moving_s=moving_s(timeline),
+        bubble_fraction=1.0 - busy.computing_s / step_s,
+        exposed_comm_s=busy.exposed_s,
+        overlapped_fraction=busy.overlapped_fraction,
+        moving_s=busy.moving_s,
         waiting_s=waiting_s(timeline),
     )
 
@@ -89,7 +90,7 @@ def bubble_fraction(timeline: Timeline) -> float:
 
     The bubble over the *ideal* time, as the pipeline literature has it ((p - 1) / m for 1F1B), is b / (1 - b).
     """
-    return 1.0 - _mean(timeline, _computes(timeline)) / timeline.step_time_s
+    return 1.0 - Busy.of(timeline).computing_s / timeline.step_time_s
 
 
 def exposed_comm_s(timeline: Timeline) -> float:
@@ -98,26 +99,23 @@ def exposed_comm_s(timeline: Timeline) -> float:
     Of links L and computation C: |L or C| - |C|. This is the first of two definitions in use; for the second see
     `exposed_by_free_comm_s`.
     """
-    computes, moves = _computes(timeline), _moves(timeline)
-    return max(0.0, _mean(timeline, computes | moves) - _mean(timeline, computes))
+    return Busy.of(timeline).exposed_s
 
 
 def moving_s(timeline: Timeline) -> float:
     """Time in which a link of a rank is busy, mean over ranks."""
-    return _mean(timeline, _moves(timeline))
+    return Busy.of(timeline).moving_s
 
 
 def overlapped_fraction(timeline: Timeline) -> float:
     """1 - exposed_comm_s / moving_s: the share of communication hidden behind computation; 1 where there is none."""
-    moving = moving_s(timeline)
-    return 1.0 - exposed_comm_s(timeline) / moving if moving > 0 else 1.0
+    return Busy.of(timeline).overlapped_fraction
 
 
 def taxed_share(timeline: Timeline) -> float:
     """Of the time in which ranks run compute actions, the share in which a link of theirs is busy too."""
-    computes, moves = timeline.op == Op.COMPUTE, _moves(timeline)
-    computing = _mean(timeline, computes)
-    both = computing + _mean(timeline, moves) - _mean(timeline, computes | moves)
+    computing, moving, either = Busy.of(timeline, updates=False)
+    both = computing + moving - either
     return min(1.0, max(0.0, both / computing)) if computing > 0 else 0.0
 
 
@@ -142,31 +140,72 @@ def exposed_by_free_comm_s(program: "Program", costs: "Costs", step_time_s: floa
     return step_s - simulate(program, costs.with_free_communication()).step_time_s
 
 
-def _computes(timeline: Timeline) -> NDArray[np.bool_]:
-    return np.isin(timeline.op, (Op.COMPUTE, Op.UPDATE))
-
-
 def _moves(timeline: Timeline) -> NDArray[np.bool_]:
-    return np.isin(timeline.op, (Op.SEND, Op.RECV, Op.SYNC)) & (timeline.bytes > 0)
+    op = timeline.op
+    return ((op == Op.SEND) | (op == Op.RECV) | (op == Op.SYNC)) & (timeline.bytes > 0)
 
 
 def _num_ranks(timeline: Timeline) -> int:
-    return len(np.unique(timeline.rank))
+    return int(np.count_nonzero(np.bincount(timeline.rank)))
 
 
-def _mean(timeline: Timeline, chosen: NDArray[np.bool_]) -> float:
-    """Length of the union of the chosen intervals of a rank, mean over ranks."""
-    length = union_s(timeline.rank[chosen], timeline.start_s[chosen], timeline.end_s[chosen])
-    return length / _num_ranks(timeline)
+class Busy(NamedTuple):
+    """Seconds in which a rank computes, in which a link of it is busy, and in which either is so; means over ranks."""
+
+    computing_s: float
+    moving_s: float
+    either_s: float
+
+    @classmethod
+    def of(cls, timeline: Timeline, *, updates: bool = True) -> "Busy":
+        """`updates`: whether to update parameters is to compute."""
+        computes, moves = timeline.op == Op.COMPUTE, _moves(timeline)
+        if updates:
+            computes |= timeline.op == Op.UPDATE
+        order = _by_rank_and_start(timeline.rank, timeline.start_s)
+        rank, start_s, end_s = timeline.rank[order], timeline.start_s[order], timeline.end_s[order]
+        lengths = (
+            _length_s(rank[chosen], start_s[chosen], end_s[chosen])
+            for chosen in (each[order] for each in (computes, moves, computes | moves))
+        )
+        num_ranks = _num_ranks(timeline)
+        return cls(*(length / num_ranks for length in lengths))
+
+    @property
+    def exposed_s(self) -> float:
+        return max(0.0, self.either_s - self.computing_s)
+
+    @property
+    def overlapped_fraction(self) -> float:
+        return 1.0 - self.exposed_s / self.moving_s if self.moving_s > 0 else 1.0
 
 
 def union_s(rank: NDArray[np.int32], start_s: Floats, end_s: Floats) -> float:
     """Sum over ranks of the length of the union of a rank's intervals."""
+    order = _by_rank_and_start(rank, start_s)
+    return _length_s(rank[order], start_s[order], end_s[order])
+
+
+def _by_rank_and_start(rank: NDArray[np.int32], start_s: Floats) -> NDArray[np.int64]:
+    """The order of intervals by rank, of a rank by start, of those that start together as they are given."""
+    few = len(rank) and rank.min() >= 0 and rank.max() < 1 << 16
+    order = np.argsort(rank.astype(np.uint16) if few else rank, kind="stable")
+    for low, high in pairwise(_bounds(rank[order])):
+        mine = order[low:high]
+        # The starts of a rank are a few ascending runs, a queue each, which a stable sort merges.
+        order[low:high] = mine[np.argsort(start_s[mine], kind="stable")]
+    return order
+
+
+def _bounds(rank: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Where the intervals of each rank begin, and where the last one's end."""
+    return np.flatnonzero(np.diff(rank, prepend=-1, append=-1)) if len(rank) else np.zeros(1, dtype=np.int64)
+
+
+def _length_s(rank: NDArray[np.int32], start_s: Floats, end_s: Floats) -> float:
+    """`union_s` of intervals in order."""
     total = 0.0
-    order = np.lexsort((start_s, rank))
-    rank, start_s, end_s = rank[order], start_s[order], end_s[order]
-    bounds = np.flatnonzero(np.diff(rank, prepend=-1, append=-1)) if len(rank) else np.zeros(1, dtype=np.int64)
-    for low, high in pairwise(bounds):
+    for low, high in pairwise(_bounds(rank)):
         reached = np.maximum.accumulate(end_s[low:high])
         # What an interval adds is what of it lies beyond all that began before it.
         covered = np.concatenate([[-np.inf], reached[:-1]])

@@ -145,7 +145,7 @@ def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Pre
     With `rough`, the rendezvous run and the timeline's allocations are left out: a search makes them for its winner
     alone.
     """
-    from bench.simulate import peak_bytes, simulate
+    from bench.simulate import simulate_with_peaks
 
     program = lower(plan_of(case), case.model)
     if not rough:
@@ -153,8 +153,7 @@ def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Pre
     costs = costs_of(case, program.plan.placement, assumptions)
     if assumptions.communication_sms:
         costs = _taxed(program, costs)
-    timeline = simulate(program, costs, allocations=not rough)
-    peaks = peak_bytes(program, costs, timeline)
+    timeline, peaks = simulate_with_peaks(program, costs, allocations=not rough)
     groups = program.plan.placement.groups
     fullest = np.repeat(np.arange(len(groups)), [group.size // timeline.stands_for for group in groups])[peaks.argmax()]
     static = costs.static_parts(groups[fullest].name)

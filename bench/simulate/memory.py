@@ -15,10 +15,17 @@ Floats = NDArray[np.float64]
 WORKING = len(Held)  # beside the reasons of `Held`: needed while the action runs
 
 
-def net_bytes(program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]) -> Floats:
-    """[tasks]: bytes that each task allocates minus those it gives back."""
-    taken, given = _moved(program, costs, base, sizes)
-    return taken - given
+class Moved(NamedTuple):
+    """[tasks]: bytes that each task allocates at its start, and gives back at its end."""
+
+    taken: Floats
+    given: Floats
+
+    @classmethod
+    def of(cls, program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]) -> "Moved":
+        """Args as in `held_bytes`; `base`: first task of each operation, and their number."""
+        task, last_task, held = _spans(program, costs, base, sizes)
+        return cls(*(np.bincount(tasks, held, int(base[-1])).astype(np.float64) for tasks in (task, last_task)))
 
 
 def peak_bytes(program: Program, costs: Costs, timeline: Timeline) -> Floats:
@@ -38,16 +45,22 @@ def held_bytes(program: Program, costs: Costs, sizes: NDArray[np.int64], start_s
     Args:
         sizes: [groups], timed ranks of each.
     """
+    base = np.concatenate([[0], np.cumsum(sizes[program.group])])
+    return highest_bytes(program, costs, sizes, Moved.of(program, costs, base, sizes), start_s, end_s)
+
+
+def highest_bytes(
+    program: Program, costs: Costs, sizes: NDArray[np.int64], moved: Moved, start_s: Floats, end_s: Floats
+) -> Floats:
+    """`held_bytes` where it is known what each task allocates and gives back."""
     of_op = sizes[program.group]
-    base = np.concatenate([[0], np.cumsum(of_op)])
-    taken, given = _moved(program, costs, base, sizes)
     first_rank = (np.cumsum(sizes) - sizes)[program.group]
-    rank = np.arange(base[-1]) + np.repeat(first_rank - base[:-1], of_op)
+    rank = np.arange(len(start_s)) + np.repeat(first_rank - (np.cumsum(of_op) - of_op), of_op)
     # Sorting is stable: ends, which come first, stay before starts of the same moment.
     order = np.argsort(np.concatenate([end_s, start_s]), kind="stable")
     groups = program.plan.placement.groups
     static = np.repeat([costs.static_bytes(group.name) for group in groups], sizes)
-    return static + _HIGHEST(len(order), order, rank, taken, given, len(static))
+    return static + _HIGHEST(len(order), order, rank, *moved, len(static))
 
 
 def least_peak_bytes(program: Program, costs: Costs) -> float:
@@ -83,13 +96,6 @@ def _highest(order, rank, taken, given, num_ranks):  # type: ignore[no-untyped-d
 
 
 _HIGHEST = Loop(_highest)
-
-
-def _moved(program: Program, costs: Costs, base: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """[tasks]: bytes that each task allocates at its start, and gives back at its end."""
-    task, last_task, held = _spans(program, costs, base, sizes)
-    taken, given = (np.bincount(tasks, held, int(base[-1])).astype(np.float64) for tasks in (task, last_task))
-    return taken, given
 
 
 class _Values(NamedTuple):

@@ -15,7 +15,7 @@ from bench.errors import BadInput
 from bench.program import Op, Program
 from bench.simulate import engine
 from bench.simulate.ahead import ahead_of_each
-from bench.simulate.memory import held_bytes, net_bytes
+from bench.simulate.memory import Moved, held_bytes, highest_bytes
 from bench.simulate.wiring import Sizes, Wiring
 from bench.timeline import Timeline
 
@@ -39,13 +39,21 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None, alloca
     Raises:
         PlanError: the plan does not end (see `bench.check`). BadInput: `fold` where ranks differ.
     """
-    if fold is None:
-        fold = costs.uniform
-    elif fold and not costs.uniform:
-        raise BadInput("fold", fold, "False where the ranks of a group differ")
     stage = _Stage.of(program, costs, fold)
-    tasks = _play(program, stage, np.zeros(program.num_ops), inf)
-    assert tasks is not None  # no limit to be longer than
+    moved = Moved.of(program, costs, stage.ops.base, stage.sizes) if allocations else None
+    return _timeline(program, stage, _whole(program, stage), moved)
+
+
+def simulate_with_peaks(program: Program, costs: Costs, *, allocations: bool = True) -> tuple[Timeline, Floats]:
+    """What `simulate` and `peak_bytes` say of a step."""
+    stage = _Stage.of(program, costs)
+    moved = Moved.of(program, costs, stage.ops.base, stage.sizes)
+    timeline = _timeline(program, stage, _whole(program, stage), moved if allocations else None)
+    return timeline, highest_bytes(program, costs, stage.sizes, moved, timeline.start_s, timeline.end_s)
+
+
+def _timeline(program: Program, stage: "_Stage", tasks: Floats, moved: Moved | None) -> Timeline:
+    """Of `engine.State.tasks` at the end; without `moved`, tasks allocate nothing."""
     _, table, ops, sizes = stage
     task_op = ops.task_op
     place = np.arange(len(task_op)) - ops.base[task_op]
@@ -64,7 +72,7 @@ def simulate(program: Program, costs: Costs, *, fold: bool | None = None, alloca
         end_s=tasks[:, engine.END].copy(),
         bytes=np.where(op == Op.RECV, table.bytes_in[row, place], table.bytes_out[row, place]),
         flops=table.flops[row, place],
-        alloc_bytes=net_bytes(program, costs, ops.base, sizes) if allocations else np.zeros(len(task_op)),
+        alloc_bytes=np.zeros(len(task_op)) if moved is None else moved.taken - moved.given,
         stands_for=groups[0].size // int(sizes[0]),
     )
 
@@ -124,6 +132,13 @@ class _Stage(NamedTuple):
 
     def ahead_s(self, program: Program) -> Floats:
         return ahead_of_each(program, self.wiring, self.ops, *self.table.least())
+
+
+def _whole(program: Program, stage: _Stage) -> Floats:
+    """`_play` to the end of the step."""
+    tasks = _play(program, stage, np.zeros(program.num_ops), inf)
+    assert tasks is not None  # no limit to be longer than
+    return tasks
 
 
 def _play(program: Program, stage: _Stage, ahead_s: Floats, limit_s: float) -> Floats | None:
