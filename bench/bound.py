@@ -50,13 +50,23 @@ def placement_bound_s(placement: Placement, costs: Costs, num_microbatches: int)
 
 @lru_cache(maxsize=4096)
 def placement_bound(placement: Placement, costs: Costs, num_microbatches: int) -> Bound:
+    columns = zip(*bound_by_group(placement, costs, num_microbatches).values(), strict=True)
+    return Bound(*(max(column) for column in columns))
+
+
+def bound_by_group(placement: Placement, costs: Costs, num_microbatches: int) -> dict[str, Bound]:
+    """`placement_bound` of the busiest rank of every group; of groups that are alike, of one."""
     bare = costs.without_overheads()
     most = bare.of_placement("most taken", lambda: _most_taken(bare))
     turns = num_microbatches / placement.directions
-    busiest_s = max(turns * each[SMS] + bare.update_s(name) for name, each in most.items())
-    nic_s = max(max(each[NIC_OUT], each[NIC_IN]) for each in most.values())
-    nvlink_s = max(max(each[NVLINK_OUT], each[NVLINK_IN]) for each in most.values())
-    return Bound(busiest_s, turns * nic_s, turns * nvlink_s)
+    return {
+        name: Bound(
+            turns * each[SMS] + bare.update_s(name),
+            turns * max(each[NIC_OUT], each[NIC_IN]),
+            turns * max(each[NVLINK_OUT], each[NVLINK_IN]),
+        )
+        for name, each in most.items()
+    }
 
 
 def _most_taken(costs: Costs) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.assumptions import Assumptions
 from bench.bound import bound_s
@@ -154,9 +155,7 @@ def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Pre
     if assumptions.communication_sms:
         costs = _taxed(program, costs)
     timeline, peaks = simulate_with_peaks(program, costs, allocations=not rough)
-    groups = program.plan.placement.groups
-    fullest = np.repeat(np.arange(len(groups)), [group.size // timeline.stands_for for group in groups])[peaks.argmax()]
-    static = costs.static_parts(groups[fullest].name)
+    static = costs.static_parts(_fullest(program, peaks))
     peak = float(peaks.max())
     return Prediction(
         case=case,
@@ -168,13 +167,24 @@ def predict(case: Case, assumptions: Assumptions, *, rough: bool = False) -> Pre
     )
 
 
+def _fullest(program: Program, peaks: NDArray[np.float64]) -> str:
+    """Name of the group of the fullest of the timed ranks."""
+    placement = program.plan.placement
+    sizes = [group.size * len(peaks) // placement.size for group in placement.groups]
+    return placement.groups[int(np.repeat(np.arange(len(sizes)), sizes)[peaks.argmax()])].name
+
+
 class QuickStep(NamedTuple):
-    """Of a step, what a search asks for: its time, its bound, and bytes of the fullest rank. Where the step is sure to
-    take longer than it may, its time is None, and the bytes are what any order of its queues in time needs."""
+    """Of a step, what a search asks for: its time, its bound, bytes of the fullest rank, and the group of that rank.
+
+    Where the step is sure to take longer than it may, its time is None, the bytes are what any order of its queues in
+    time needs, and the group is not named.
+    """
 
     step_time_s: float | None
     bound_s: float
     peak_memory_bytes: float
+    fullest: str = ""
 
 
 def quick_step(case: Case, assumptions: Assumptions, limit_s: float = inf) -> QuickStep:
@@ -191,4 +201,5 @@ def quick_step(case: Case, assumptions: Assumptions, limit_s: float = inf) -> Qu
     found = time_step(program, costs, limit_s)
     if found is None:
         return QuickStep(None, bound_s(program, costs), least_peak_bytes(program, costs))
-    return QuickStep(found.step_time_s, bound_s(program, costs), float(found.peak_bytes.max()))
+    peaks = found.peak_bytes
+    return QuickStep(found.step_time_s, bound_s(program, costs), float(peaks.max()), _fullest(program, peaks))

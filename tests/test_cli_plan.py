@@ -83,7 +83,10 @@ RUN_ONLY = (["--ranks", "3"], ["--steps", "3"], ["--device", "cpu"], ["--results
         ([*ON, "--seq-len-schedule", f"64:5,{LONG}:5"], "--seq-len-schedule", "LENGTH:STEPS"),
         ([*ON, "--seq-len-schedule", "128:5,64:5"], "--seq-len-schedule", "ascending"),
         ([*ON, "--seq-len-schedule", "64:5,-128:5"], "--seq-len-schedule", "positive"),
-        ([*ON, "--seq-len-schedule", "64:5,96:5"], "--global-batch-tokens", "a multiple of 96"),
+        ([*ON, "--seq-len-schedule", "64:5,96:5"], "--seq-len-schedule", "that divide the global batch of 1024 tokens"),
+        ([*ON, "--seq-len-schedule", "60:5,64:5"], "--seq-len-schedule", "that divide the global batch of 1024 tokens"),
+        ([*ON, "--seq-len-schedule", "64:5,9999999:5"], "--seq-len-schedule", "less than or equal to"),
+        ([*ON, "--seq-len-schedule", "9999999:5"], "--seq-len-schedule", "less than or equal to"),
     ],
 )
 def test_what_would_go_unheeded_is_refused_in_one_line(words: list[str], field: str, allowed: str) -> None:

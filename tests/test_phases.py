@@ -14,7 +14,7 @@ from bench.flops import num_parameters, parameters
 from bench.models import get_model
 from bench.sequence import CUT
 from bench.timing import Evaluate, StepTime, simulated
-from systems.disagmoe.planner import search
+from systems.disagmoe.planner import fitting
 from systems.disagmoe.planner.allocation import Allocation
 from systems.disagmoe.planner.explain import explain
 from systems.disagmoe.planner.move import Move, move
@@ -153,7 +153,8 @@ def test_a_long_phase_is_worth_a_move_and_a_short_one_is_not() -> None:
     evaluate = timed({(64, 1): 1e-6, (64, 2): 1.1e-6, (128, 1): 1e-6, (128, 2): 0.99e-6})
     found = plan_phases(spec(), parse_schedule("64:1,128:1"), ASSUMED, evaluate=evaluate, budget=12)
     second = found.phases[1]
-    assert second.move is None and second.verdict == "pays"
+    assert second.move is None and second.verdict == "stays"
+    assert "would pay after" in found.sentences()[1]
     assert second.pays_after_steps is not None and second.pays_after_steps > 1
     assert "and it stays" in found.sentences()[1] and "nothing moves" in found.sentences()[-1]
     assert found.total_s == pytest.approx(found.unmoved_s)
@@ -240,6 +241,7 @@ def test_a_mixture_stays_on_one_placement() -> None:
     assert second.pays_after_steps == pytest.approx((there.seconds + back.seconds) / 2e-3)
     said = found.sentences()
     assert "25 % of the steps of 128 tokens" in said[1] and "of this length in a row" in said[1]
+    assert second.verdict == found.to_json()["phases"][1]["verdict"] == "stays" and "stays where it is" in said[1]
     assert "one placement loses 50 %" in said[-1]
 
 
@@ -254,7 +256,7 @@ def test_a_phase_whose_solver_was_stopped_says_so() -> None:
 
 
 def test_the_gap_of_a_stopped_solver_reaches_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = search.allocate
+    real = fitting.allocate
     best = {}
 
     def stopped(programme: Problem, **options: Any) -> Allocation:
@@ -262,7 +264,7 @@ def test_the_gap_of_a_stopped_solver_reaches_its_phase(monkeypatch: pytest.Monke
         best[programme.spec.workload.seq_len] = found
         return replace(found, proven=False, most_steps_per_s=2 * found.steps_per_s)
 
-    monkeypatch.setattr(search, "allocate", stopped)
+    monkeypatch.setattr(fitting, "allocate", stopped)
     found = plan_phases(spec(), parse_schedule("64:10,128:10"), ASSUMED, budget=1)
     assert [each.gap for each in found.phases] == [pytest.approx(1.0)] * 2 and set(best) == {64, 128}
 
@@ -274,5 +276,16 @@ def test_a_length_that_does_not_fit_is_named() -> None:
 
 
 def test_a_length_that_does_not_divide_the_batch_is_refused() -> None:
-    with pytest.raises(BadInput, match="global_batch_tokens"):
+    with pytest.raises(BadInput, match=r"seq-len-schedule: 100 .*divide the global batch of 4096 tokens"):
         plan_phases(spec(), parse_schedule("64:10,100:10"), ASSUMED)
+
+
+def test_phases_say_whether_their_refinement_ended_by_itself() -> None:
+    ended, cut = (plan_phases(spec(), parse_schedule("64:10,128:10"), ASSUMED, budget=budget) for budget in (None, 1))
+    for found, settled in ((ended, True), (cut, False)):
+        plain = found.to_json()["phases"]
+        assert {each["settled"] for each in plain} == {each["own_settled"] for each in plain} == {settled}
+        assert [each["kept_settled"] for each in plain] == [None, settled]
+        assert [row[-1] for row in found.tables()[0].rows] == ["yes" if settled else "no"] * 2
+        assert all(("The budget ended the refinement" in each) != settled for each in found.sentences()[:2])
+

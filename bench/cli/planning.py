@@ -141,14 +141,28 @@ class Asked:
 
         return parse_schedule(self.seq_len_schedule).phases[0].seq_len
 
+    def blamed(self, error: BadInput, length: int) -> BadInput:
+        """The error, of the schedule where that has the length that is refused."""
+        field = error.field.lstrip("-").replace("-", "_").rpartition(".")[2]
+        if self.seq_len_schedule is None or field not in ("seq_len", "global_batch_tokens"):
+            return error
+        if field == "global_batch_tokens" and length > 0:
+            tokens = options.DEFAULT_BATCH_TOKENS if self.global_batch_tokens is None else self.global_batch_tokens
+            if tokens < 1:
+                return error
+            return BadInput("--seq-len-schedule", length, f"lengths that divide the global batch of {tokens} tokens")
+        return BadInput("--seq-len-schedule", length, error.allowed)
+
     def spec(self, run: Run | None) -> "CaseSpec":
         """What is planned: on a cluster, or on this machine's ranks. Raises BadInput."""
         length, tokens = self.length(), self.global_batch_tokens
         if run is None:
             cluster = options.required("--cluster", self.cluster)
-            return options.spec_on(
-                self.system, self.model, cluster, length, tokens, self.dtype or "bf16", "balanced", 0
-            )
+            how = (self.dtype or "bf16", "balanced", 0)
+            try:
+                return options.spec_on(self.system, self.model, cluster, length, tokens, *how)
+            except BadInput as error:
+                raise self.blamed(error, length) from None
         here = executed.local_cluster(run.ranks, run.device, self.cluster)
         batch = RUN_MICROBATCHES * run.ranks * length if tokens is None else tokens
         dtype = self.dtype or ("fp32" if run.device == "cpu" else "bf16")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from bench.case import Layout
 from bench.errors import BadInput
+from bench.predict import QuickStep
 from systems.disagmoe.planner.problem import RESOURCES, Problem
 from systems.disagmoe.planner.programme import ATTENTION_NICS, EXPERT_NICS, RATE_TOLERANCE, Programme
 
@@ -76,6 +77,10 @@ class Allocation:
         return tuple(name for name, busy in self.seconds.items() if busy >= self.step_s * (1 - 1e-3))
 
     @property
+    def memory_of_gpu(self) -> int:
+        return self.problem.spec.cluster.gpu.memory_bytes
+
+    @property
     def memory_bytes(self) -> tuple[float, float]:
         """Of an attention and of an expert rank, with one micro-batch in flight."""
         where = self.candidate
@@ -88,11 +93,23 @@ class Allocation:
         return self.problem.step_flops * self.steps_per_s / peak
 
 
+class Cut(NamedTuple):
+    """A split that fits by the programme's estimates, and whose plan does not: its fullest GPU needs so many bytes."""
+
+    layout: Layout
+    peak_memory_bytes: float
+
+
 class Outcome(NamedTuple):
-    """An allocation that was looked for: None where there is none, or (`timed_out`) none was found in time."""
+    """An allocation that was looked for: None where there is none, or (`timed_out`) none was found in time.
+
+    step: of its plan, where it was simulated; cuts: what came before it, and was cut off.
+    """
 
     allocation: Allocation | None
     timed_out: bool = False
+    step: QuickStep | None = None
+    cuts: tuple[Cut, ...] = ()
 
 
 def attempt(

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, Outcome, allocate, attempt
+from systems.disagmoe.planner.fitting import Steps, attempt_fit
 from systems.disagmoe.planner.problem import Problem
 
 
@@ -16,10 +17,13 @@ def alternatives(problem: Problem, num: int, *, time_limit_s: float = DEFAULT_LI
     return [best, *(each.allocation for each in others if each.allocation)]
 
 
-def next_best(problem: Problem, best: Allocation, num: int, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Outcome]:
+def next_best(
+    problem: Problem, best: Allocation, num: int, steps: Steps | None = None, *, time_limit_s: float = DEFAULT_LIMIT_S
+) -> list[Outcome]:
     """The best allocations of other splits (p, p_F, M, N) than `best`, one of each, fastest first.
 
-    Fewer where there are no more; where the solver found none in its time, that is the last.
+    Fewer where there are no more; where the solver found none in its time, that is the last. With `steps`, only those
+    whose plans fit when they are simulated.
     """
     splits = _splits(problem)
     excluded = np.zeros(len(problem), dtype=bool)
@@ -27,9 +31,13 @@ def next_best(problem: Problem, best: Allocation, num: int, *, time_limit_s: flo
     last: Allocation | None = best
     while last is not None and len(found) < num:
         excluded |= (splits == splits[last.candidate]).all(axis=1)
-        found.append(attempt(problem, time_limit_s=time_limit_s, excluded=excluded))
+        if steps is None:
+            found.append(attempt(problem, time_limit_s=time_limit_s, excluded=excluded))
+        else:
+            problem, outcome, _ = attempt_fit(problem, steps, time_limit_s=time_limit_s, excluded=excluded)
+            found.append(outcome)
         last = found[-1].allocation
-    some = [each for each in found if each.allocation or each.timed_out]
+    some = [each for each in found if each.allocation or each.timed_out or each.cuts]
     return sorted(some, key=lambda each: each.allocation.step_s if each.allocation else math.inf)
 
 

@@ -5,16 +5,29 @@ from typing import Any, Unpack
 
 from bench.assumptions import Assumptions
 from bench.case import Case, CaseSpec, Layout
+from bench.errors import BadInput
+from bench.predict import QuickStep
 from systems.disagmoe.planner import tables
-from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, Outcome
+from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, Cut, Outcome
 from systems.disagmoe.planner.alternatives import next_best
-from systems.disagmoe.planner.plain import plain_allocation, plain_outcome, plain_refinement
+from systems.disagmoe.planner.busy import PlannedStep, planned_step
+from systems.disagmoe.planner.plain import (
+    plain_allocation,
+    plain_cut,
+    plain_outcome,
+    plain_planned,
+    plain_refinement,
+    plain_step,
+    plain_what_if,
+)
 from systems.disagmoe.planner.refine import Refinement, Try
 from systems.disagmoe.planner.search import Effort, search
 from systems.disagmoe.planner.tables import Table
 from systems.disagmoe.planner.what_ifs import WhatIf, nic_sets, what_ifs
 from systems.disagmoe.planner.words import (
     binding_in_words,
+    busy_in_words,
+    cuts_in_words,
     depth_in_words,
     memory_in_words,
     next_in_words,
@@ -36,8 +49,11 @@ class Explanation:
     """A plan's reasons.
 
     Args:
-        allocation: the programme's optimum; `others`: the next best splits.
-        what_ifs: the same programme under other conditions.
+        allocation: the programme's optimum; `step`: of its plan, simulated; `others`: the next best splits.
+        cuts: splits that the programme put before it and whose plans do not fit. Where none was found that does,
+            `refused` says why, and the allocation is the first of them.
+        planned: the plan's step, simulated; None where it cannot be.
+        what_ifs: plan and programme under other conditions.
         unequal: with different numbers of attention and expert groups.
         nic_sets: with NIC sets; nothing where no candidate's nodes can hold both kinds of ranks.
         refinement: the search from the programme's seeds; None if it was not asked for.
@@ -46,6 +62,10 @@ class Explanation:
 
     spec: CaseSpec
     allocation: Allocation
+    step: QuickStep | None
+    cuts: tuple[Cut, ...]
+    refused: BadInput | None
+    planned: PlannedStep | None
     others: tuple[Outcome, ...]
     what_ifs: tuple[WhatIf, ...]
     unequal: Outcome
@@ -69,12 +89,20 @@ class Explanation:
         tried = () if self.refinement is None else self.refinement.tried
         return next((each for each in tried if each.layout == self.allocation.layout), None)
 
+    def side(self, which: str) -> tables.Side:
+        """A column of the first table: the programme's split, or the plan."""
+        if which == "programme":
+            return tables.Side(self.allocation.layout, self.allocation.step_s, self.step, self.seed)
+        return tables.Side(self.layout, None, self.planned and self.planned.step, self.best)
+
     def sentences(self) -> list[str]:
         """In words, what was decided first; each begins with what says so."""
         chosen = self.allocation
         given = self.spec.layout if isinstance(self.spec, Case) else None
         origin = origin_in_words(chosen.layout, self.refinement, given, self.source)
         said = [f"Plan: {split_in_words(self.layout, self.spec)}", f"Plan: {origin}"]
+        if self.planned is not None:
+            said.append(f"Plan: {busy_in_words(self.planned, self.spec)}")
         said += [f"Programme: {sentence}" for sentence in self._programme()]
         if self.refinement is not None:
             said.append(f"Refinement: {refined_in_words(self.refinement, self.seed, chosen, self.source)}")
@@ -85,13 +113,15 @@ class Explanation:
     def _programme(self) -> list[str]:
         chosen = self.allocation
         nearest = [next_in_words(self.others[0], chosen)] if self.others else []
-        return [programme_in_words(chosen), *binding_in_words(chosen), *nearest, memory_in_words(chosen, self.best)]
+        cut = cuts_in_words(self.cuts, chosen, self.refused)
+        said = [programme_in_words(chosen), *([cut] if cut else []), *binding_in_words(chosen)]
+        return [*said, *nearest, memory_in_words(chosen, self.step)]
 
     def _what_ifs(self) -> list[str]:
         chosen = self.allocation
-        said = [what_if_in_words(*each, chosen) for each in self.what_ifs]
+        said = [what_if_in_words(each, chosen) for each in self.what_ifs]
         if self.unequal.allocation is not None:
-            said.append(unequal_in_words(self.unequal.allocation, chosen))
+            said.append(unequal_in_words(self.unequal, chosen))
         elif self.unequal.timed_out:
             said.append(f"different numbers of attention and expert groups: {NOTHING_IN_TIME}.")
         if self.nic_sets.allocation is not None:
@@ -103,9 +133,9 @@ class Explanation:
     def tables(self) -> list[Table]:
         chosen, refined = self.allocation, self.refinement
         found = [
-            tables.side_by_side(chosen, self.layout, self.seed, self.best, self.source if refined else None),
-            tables.busy(chosen),
-            tables.splits(chosen, self.others),
+            tables.side_by_side(self.side("programme"), self.side("plan"), self.source if refined else None),
+            tables.busy(chosen, self.planned),
+            tables.splits(Outcome(chosen, step=self.step), self.others),
             tables.conditions(self.what_ifs),
         ]
         return [*found, tables.walk(refined, self.source)] if refined else found
@@ -116,9 +146,13 @@ class Explanation:
             "layout": self.layout.model_dump(mode="json"),
             "programme_layout": self.allocation.layout.model_dump(mode="json"),
             "sentences": self.sentences(),
+            "plan": None if self.planned is None else plain_planned(self.planned),
             "allocation": plain_allocation(self.allocation),
+            "allocation_simulated": plain_step(self.step),
+            "cut_off": [plain_cut(each) for each in self.cuts],
+            "allocation_fits": self.refused is None,
             "others": [plain_outcome(each) for each in self.others],
-            "what_ifs": [{"condition": each.condition, **plain_outcome(each.outcome)} for each in self.what_ifs],
+            "what_ifs": [plain_what_if(each) for each in self.what_ifs],
             "unequal": plain_outcome(self.unequal),
             "nic_sets": plain_outcome(self.nic_sets),
             "refinement": None if self.refinement is None else plain_refinement(self.refinement, self.source),
@@ -134,13 +168,19 @@ def explain(
     """
     found = search(spec, assumptions, refinement=refinement, **effort)
     chosen, limit_s = found.allocation, effort.get("time_limit_s", DEFAULT_LIMIT_S)
+    best = found.refinement.best if found.refinement else None
+    layout = chosen.layout if best is None else best.layout
     return Explanation(
-        spec,
-        chosen,
-        tuple(next_best(found.programme, chosen, NUM_ALTERNATIVES - 1, time_limit_s=limit_s)),
-        tuple(what_ifs(chosen, assumptions, limit_s)),
-        found.unequal,
-        nic_sets(chosen, assumptions, limit_s),
-        found.refinement,
-        "simulated" if effort.get("evaluate") is None else "measured",
+        spec=spec,
+        allocation=chosen,
+        step=found.outcome.step,
+        cuts=found.outcome.cuts,
+        refused=found.refused,
+        planned=planned_step(spec.with_layout(layout), found.steps),
+        others=tuple(next_best(found.programme, chosen, NUM_ALTERNATIVES - 1, found.steps, time_limit_s=limit_s)),
+        what_ifs=tuple(what_ifs(chosen, layout, found.steps, limit_s)),
+        unequal=found.unequal,
+        nic_sets=nic_sets(chosen, found.steps, limit_s),
+        refinement=found.refinement,
+        source="simulated" if effort.get("evaluate") is None else "measured",
     )

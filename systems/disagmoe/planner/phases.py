@@ -16,24 +16,30 @@ import numpy as np
 from bench.assumptions import Assumptions
 from bench.case import CaseSpec, Layout, Workload
 from bench.errors import BadInput
-from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, attempt
+from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, attempt
 from systems.disagmoe.planner.move import STAYS, Move, move
 from systems.disagmoe.planner.phases_words import PhasePlan, PhasesPlan
 from systems.disagmoe.planner.problem import Problem
 from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Try, refine
 from systems.disagmoe.planner.schedule import FIELD, Schedule
-from systems.disagmoe.planner.search import Effort, Progress, search
+from systems.disagmoe.planner.search import Effort, Progress, Search, search
 
 WORKS = ("mbs", "round_length", "deferred_w", "recompute", "copies", "lookahead", "cp", "offload")
 """Fields of a layout that say how GPUs work; the others say what they hold. State may go to the GPU's own host."""
 
 
-class _Own(NamedTuple):
-    """A phase planned by itself: the best layout, the programme it came from, and what the solver found of it."""
+class _Found(NamedTuple):
+    """The best of a placement for a phase, and whether its search ended by itself (and not by its budget)."""
 
-    programme: Problem
-    allocation: Allocation
     best: Try
+    settled: bool
+
+
+class _Own(NamedTuple):
+    """A phase planned by itself: the best layout, and the search that it came from."""
+
+    search: Search
+    found: _Found
 
 
 def plan_phases(
@@ -48,7 +54,7 @@ def plan_phases(
     placement for a phase; `time_limit_s` of each programme.
     Raises BadInput where a length does not divide the batch, or nothing fits it.
     """
-    specs = [_of_length(spec, phase.seq_len) for phase in schedule.phases]
+    specs = [spec_of_length(spec, phase.seq_len) for phase in schedule.phases]
     time_limit_s, progress = effort.get("time_limit_s", DEFAULT_LIMIT_S), effort.get("progress")
 
     def planned(number: int) -> _Own:
@@ -59,30 +65,33 @@ def plan_phases(
         except BadInput as error:
             raise BadInput(error.field, error.value, f"for sequences of {length}: {error.allowed}") from None
         best = found.refinement.best if found.refinement else None
-        if best is None:
+        if best is None or found.refinement is None:
             raise BadInput("cluster", spec.cluster.name, f"a cluster on which sequences of {length} fit")
-        return _Own(found.programme, found.allocation, best)
+        return _Own(found, _Found(best, found.refinement.complete))
 
     own = [planned(number) for number in range(len(specs))]
-    held = list(dict.fromkeys(held_by(each.best.layout) for each in own))
+    held = list(dict.fromkeys(held_by(each.found.best.layout) for each in own))
 
-    def kept(number: int, placement: Layout) -> Try | None:
+    def kept(number: int, placement: Layout) -> _Found | None:
         """The best of a placement for a phase."""
-        if held_by(own[number].best.layout) == placement:
-            return own[number].best
-        seeds = _seeds_on(placement, own[number].programme, [each.best.layout for each in own], time_limit_s)
-        return refine(
+        if held_by(own[number].found.best.layout) == placement:
+            return own[number].found
+        known = [each.found.best.layout for each in own]
+        found = refine(
             specs[number],
-            seeds,
+            _seeds_on(placement, own[number].search.programme, known, time_limit_s),
             assumptions,
             evaluate=effort.get("evaluate"),
+            simulate=own[number].search.steps.timed,
             budget=effort.get("budget", DEFAULT_BUDGET),
             within=lambda layout: held_by(layout) == placement,
             progress=_named(progress, specs[number]),
-        ).best
+        )
+        return None if found.best is None else _Found(found.best, found.complete)
 
     tries = [[kept(number, placement) for placement in held] for number in range(len(specs))]
-    gaps = [None if each.allocation.proven else each.allocation.gap for each in own]
+    allocations = [each.search.allocation for each in own]
+    gaps = [None if each.proven else each.gap for each in allocations]
     return _Ways(specs, schedule, tries, gaps, assumptions).plan()
 
 
@@ -97,16 +106,23 @@ def _named(progress: Progress | None, spec: CaseSpec) -> Progress | None:
     return lambda done, most, change: progress(done, most, f"sequences of {spec.workload.seq_len}: {change}")
 
 
-def _of_length(spec: CaseSpec, seq_len: int) -> CaseSpec:
-    workload = Workload.make(**{**spec.workload.model_dump(), "seq_len": seq_len})
-    _ = workload.num_sequences  # refuses a length that does not divide the batch
+def spec_of_length(spec: CaseSpec, seq_len: int) -> CaseSpec:
+    """The spec at a length of a schedule. Raises BadInput, of the schedule, for one that it cannot have."""
+    try:
+        workload = Workload.make(**{**spec.workload.model_dump(), "seq_len": seq_len})
+        _ = workload.num_sequences
+    except BadInput as error:
+        if error.field.endswith("global_batch_tokens"):
+            batch = f"lengths that divide the global batch of {spec.workload.global_batch_tokens} tokens"
+            raise BadInput(FIELD, seq_len, batch) from None
+        raise BadInput(FIELD, seq_len, error.allowed) from None
     return CaseSpec(model=spec.model, cluster=spec.cluster, workload=workload, system=spec.system)
 
 
-def _seeds_on(placement: Layout, programme: Problem, known: Sequence[Layout], time_limit_s: float) -> list[Layout]:
-    """Where a refinement on one placement begins: what other phases do on it, and the programme's best of every way
-    to recompute; last, what needs least memory."""
-    found = [layout for layout in known if held_by(layout) == placement]
+def _seeds_on(placement: Layout, programme: Problem, known: Sequence[Layout], time_limit_s: float) -> dict[Layout, str]:
+    """Where a refinement on one placement begins, each with what it is: what other phases do on it, and the
+    programme's best of every way to recompute; last, what needs least memory."""
+    found = {layout: "what another length does there" for layout in known if held_by(layout) == placement}
     shapes = [programme.layout(int(first)) for first in _first_of_shapes(programme)]
     for recompute in programme.choices.recompute:
         fits = np.array([_is_on(shape, placement) and shape.recompute == recompute for shape in shapes])
@@ -115,9 +131,10 @@ def _seeds_on(placement: Layout, programme: Problem, known: Sequence[Layout], ti
             continue
         best = attempt(programme, time_limit_s=time_limit_s, excluded=~here).allocation
         if best is not None:  # else too large for the memory, by the programme
-            found.append(best.layout.model_copy(update=_homes(placement)))
-    least = placement.model_copy(update={"recompute": "redispatch"})
-    return list(dict.fromkeys([*found, least]))
+            layout = best.layout.model_copy(update=_homes(placement))
+            found.setdefault(layout, f"the best with recompute={recompute}")
+    found.setdefault(placement.model_copy(update={"recompute": "redispatch"}), "what needs least memory")
+    return found
 
 
 def _first_of_shapes(programme: Problem) -> np.ndarray:
@@ -147,7 +164,7 @@ class _Ways:
 
     specs: Sequence[CaseSpec]
     schedule: Schedule
-    tries: Sequence[Sequence[Try | None]]
+    tries: Sequence[Sequence[_Found | None]]
     gaps: Sequence[float | None]
     assumptions: Assumptions
 
@@ -163,19 +180,20 @@ class _Ways:
     def step_s(self, number: int, k: int) -> float:
         """Seconds of a step of a phase on a placement."""
         found = self.tries[number][k]
-        return math.inf if found is None or found.step_time_s is None else found.step_time_s
+        return math.inf if found is None or found.best.step_time_s is None else found.best.step_time_s
 
     def moved(self, number: int, before: int, after: int) -> Move:
         """Into phase `number`; of a mixture, from a step of that length to another."""
         old, new = self.tries[max(0, number - 1)][before], self.tries[number][after]
         if self.schedule.mixed:
             old = self.tries[number][before]
-        if before == after and (old is None or new is None or old.layout.offload == new.layout.offload):
+        if before == after and (old is None or new is None or old.best.layout.offload == new.best.layout.offload):
             return STAYS
         if old is None or new is None:
             return Move(math.inf, math.inf)
         there = self.specs[number if self.schedule.mixed else max(0, number - 1)]
-        return move(there.with_layout(old.layout), self.specs[number].with_layout(new.layout), self.assumptions)
+        layouts = (old.best.layout, new.best.layout)
+        return move(there.with_layout(layouts[0]), self.specs[number].with_layout(layouts[1]), self.assumptions)
 
     def unmoved(self) -> tuple[list[int], float]:
         """The best placement for all phases together, and its seconds."""
@@ -214,14 +232,18 @@ class _Ways:
             away = Move(away.total_bytes + back.total_bytes, away.seconds + back.seconds)
         return PhasePlan(
             phase=self.schedule.phases[number],
-            layout=chosen.layout,
+            layout=chosen.best.layout,
             step_s=self.step_s(number, here),
-            own_layout=alone.layout,
+            own_layout=alone.best.layout,
             own_step_s=self.step_s(number, own),
-            kept_layout=kept.layout if compared and kept is not None else None,
+            kept_layout=kept.best.layout if compared and kept is not None else None,
             kept_step_s=self.step_s(number, before) if compared and kept is not None else None,
             compared=compared,
             own_move=away if compared and own != before else None,
             move=self.moved(number, before, here) if here != before else None,
             gap=self.gaps[number],
+            settled=chosen.settled,
+            own_settled=alone.settled,
+            kept_settled=kept.settled if compared and kept is not None else None,
+            elsewhere=here not in (before, own),
         )

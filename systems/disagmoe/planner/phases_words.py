@@ -9,7 +9,7 @@ from systems.disagmoe.planner.schedule import Phase, Schedule
 from systems.disagmoe.planner.tables import Table
 from systems.disagmoe.planner.words import GIB, counted, percent
 
-Verdict = Literal["first", "same", "must", "never", "pays"]
+Verdict = Literal["first", "same", "must", "never", "pays", "stays"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class PhasePlan:
         move: what is moved, None where the placement stays.
         gap: by how much a split may be faster by the programme, where the solver was stopped at this length; None
             where its optimum is proven.
+        settled, own_settled, kept_settled: whether the refinement of what it runs on, of its own best and of what is
+            kept ended by itself; else its budget ended it, and a neighbour may be faster.
+        elsewhere: whether it runs neither on its own placement nor on that of the phase before.
     """
 
     phase: Phase
@@ -39,6 +42,10 @@ class PhasePlan:
     own_move: Move | None
     move: Move | None
     gap: float | None = None
+    settled: bool = True
+    own_settled: bool = True
+    kept_settled: bool | None = None
+    elsewhere: bool = False
 
     @property
     def pays_after_steps(self) -> float | None:
@@ -48,15 +55,26 @@ class PhasePlan:
         return self.own_move.seconds / (self.kept_step_s - self.own_step_s)
 
     @property
+    def all_settled(self) -> bool:
+        """Whether no refinement that decided here was ended by its budget."""
+        return self.settled and self.own_settled and self.kept_settled is not False
+
+    @property
     def verdict(self) -> Verdict:
-        """first: nothing to keep; same: its own placement is kept; must: what is kept does not do; never, pays."""
+        """What becomes of the placement of the phase before.
+
+        first: there is none; same: it is the best of this length too; must: it does not do for it, and is left; never:
+        it is as fast as any, and kept; pays: it is left; stays: it is kept, as a move would take longer to pay.
+        """
         if not self.compared:
             return "first"
         if self.kept_step_s is None:
             return "must"
         if self.own_move is None:
             return "same"
-        return "never" if self.pays_after_steps is None else "pays"
+        if self.pays_after_steps is None:
+            return "never"
+        return "stays" if self.move is None else "pays"
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,17 @@ class PhasesPlan:
 
     def tables(self) -> list[Table]:
         share = "share of steps" if self.schedule.mixed else "steps"
-        columns = ["tokens", share, "kept, step s", "own, step s", "moved GiB", "move s", "pays after steps", "does"]
+        columns = [
+            "tokens",
+            share,
+            "kept, step s",
+            "own, step s",
+            "moved GiB",
+            "move s",
+            "pays after steps",
+            "does",
+            "settled",
+        ]
         rows: list[list[object]] = [
             [
                 each.phase.seq_len,
@@ -104,6 +132,7 @@ class PhasesPlan:
                 each.own_move and each.own_move.seconds,
                 "never" if each.verdict == "never" else each.pays_after_steps,
                 "moves" if each.move else "starts" if each.verdict == "first" else "stays",
+                "yes" if each.all_settled else "no",
             ]
             for each in self.phases
         ]
@@ -130,7 +159,7 @@ def _in_words(number: int, each: PhasePlan, mixed: bool) -> str:
     steps = f"{100 * each.phase.num_steps:.3g} % of the steps" if mixed else counted(each.phase.num_steps, "step")
     said = f"Phase {number}: " if not mixed else ""
     said += f"{steps} of {each.phase.seq_len} tokens, {each.step_s:.4g} s a step on {str(each.layout) or 'defaults'}; "
-    return said + _both_sides(each, mixed) + _stopped(each)
+    return said + _both_sides(each, mixed) + _stopped(each) + _unsettled(each)
 
 
 def _stopped(each: PhasePlan) -> str:
@@ -142,6 +171,14 @@ def _stopped(each: PhasePlan) -> str:
     )
 
 
+def _unsettled(each: PhasePlan) -> str:
+    if each.all_settled:
+        return ""
+    ended = {"its own best": each.own_settled, "the kept placement": each.kept_settled, "what it runs on": each.settled}
+    names = [name for name, settled in ended.items() if settled is False]
+    return f" The budget ended the refinement of {' and of '.join(names[:2])}: a neighbour may be faster."
+
+
 def _both_sides(each: PhasePlan, mixed: bool) -> str:
     kept_on = "this placement" if mixed else "the placement of the phase before"
     match each.verdict:
@@ -149,19 +186,24 @@ def _both_sides(each: PhasePlan, mixed: bool) -> str:
             same = each.layout == each.own_layout
             return "its own best." if same else f"its own best takes {each.own_step_s:.4g} s; what follows decides."
         case "same":
-            return f"{kept_on} is its own best as well: nothing to move."
+            own = f"{kept_on} is its own best as well"
+            return f"{own}; what follows decides: {_moving(each.move)}." if each.move else f"{own}: nothing to move."
         case "must":
             return f"{kept_on} does not do for this length: {_moving(each.move)}."
         case "never":
-            return f"on {kept_on} it is as fast as on any other: re-allocating never pays."
+            as_fast = f"on {kept_on} it is as fast as on any other: re-allocating never pays"
+            return f"{as_fast} here; what follows decides: {_moving(each.move)}." if each.move else f"{as_fast}."
     moves = "there and back " if mixed else ""
     pays = f"{each.pays_after_steps:.3g} steps"
+    would = "would pay" if mixed or each.verdict == "stays" else "pays"
     said = (
         f"on {kept_on} {each.kept_step_s:.4g} s, on its own {each.own_step_s:.4g} s {moves}after "
-        f"{_moving(each.own_move)}: re-allocating pays after {pays}"
+        f"{_moving(each.own_move)}: re-allocating {would} after {pays}"
     )
     if mixed:
-        return f"{said} of this length in a row."
+        return f"{said} of this length in a row; a mixture stays where it is."
+    if each.elsewhere:
+        return f"{said}; it moves to a third placement, which what follows shares: {_moving(each.move)}."
     return f"{said}, and it {'moves' if each.move else 'stays'}."
 
 
@@ -186,6 +228,9 @@ def _plain(each: PhasePlan) -> dict[str, Any]:
         "move": moved(each.move),
         "proven": each.gap is None,
         "gap": each.gap,
+        "settled": each.settled,
+        "own_settled": each.own_settled,
+        "kept_settled": each.kept_settled,
         "verdict": each.verdict,
         "pays_after_steps": each.pays_after_steps,
     }

@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from systems.disagmoe.planner.allocation import Allocation, Outcome
+from bench.predict import QuickStep
+from systems.disagmoe.planner.allocation import Allocation, Cut, Outcome
+from systems.disagmoe.planner.busy import PlannedStep
 from systems.disagmoe.planner.refine import Refinement, Try
+from systems.disagmoe.planner.what_ifs import WhatIf
 
 
 def plain_allocation(each: Allocation) -> dict[str, Any]:
@@ -27,10 +30,33 @@ def plain_allocation(each: Allocation) -> dict[str, Any]:
     }
 
 
+def plain_step(step: QuickStep | None) -> dict[str, Any] | None:
+    """A simulated step: its seconds (None where it was not played to its end, as it cannot fit) and bytes."""
+    return None if step is None else {"step_s": step.step_time_s, "peak_memory_bytes": step.peak_memory_bytes}
+
+
+def plain_cut(each: Cut) -> dict[str, Any]:
+    return {"layout": each.layout.model_dump(mode="json"), "peak_memory_bytes": each.peak_memory_bytes}
+
+
+def plain_planned(each: PlannedStep) -> dict[str, Any]:
+    return {"source": "simulated", **(plain_step(each.step) or {}), "busy_s": dict(each.busy_s)}
+
+
 def plain_outcome(each: Outcome) -> dict[str, Any]:
-    """An allocation, or none and whether time was the reason."""
+    """An allocation with its plan's simulated step, or none and whether time was the reason."""
     found = None if each.allocation is None else plain_allocation(each.allocation)
-    return {"allocation": found, "timed_out": each.timed_out}
+    told = {"allocation": found, "timed_out": each.timed_out}
+    return told | {"simulated": plain_step(each.step), "cut_off": [plain_cut(cut) for cut in each.cuts]}
+
+
+def plain_what_if(each: WhatIf) -> dict[str, Any]:
+    kept = each.kept
+    plan: dict[str, Any] | None = None
+    if kept is not None:
+        plan = {"status": kept.status, "step_s": kept.step_time_s, "peak_memory_bytes": kept.peak_memory_bytes}
+        plan["reason"] = kept.reason
+    return {"condition": each.condition, **plain_outcome(each.outcome), "plan": plan}
 
 
 def plain_refinement(found: Refinement, source: str) -> dict[str, Any]:

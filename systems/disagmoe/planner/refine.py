@@ -5,7 +5,7 @@ simulated (or measured) step to say. A neighbour differs in one choice, or moves
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -79,10 +79,11 @@ class Refinement:
 
 def refine(
     spec: CaseSpec,
-    seeds: Sequence[Layout],
+    seeds: Sequence[Layout] | Mapping[Layout, str],
     assumptions: Assumptions,
     *,
     evaluate: Evaluate | None = None,
+    simulate: Evaluate | None = None,
     budget: int | None = DEFAULT_BUDGET,
     within: Callable[[Layout], bool] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -90,9 +91,11 @@ def refine(
     """Walks downhill from the best of `seeds`.
 
     Args:
-        assumptions: of the bounds that put neighbours in order, and of the evaluation if none is given.
+        seeds: layouts, or layouts with what each is, which the path then says.
+        assumptions: of the bounds that put neighbours in order, and of the simulation.
         evaluate: how a step is timed; simulation if not given. Only a simulated step is spared by its bound, and one
             that is timed has to be faster by more than both times are uncertain.
+        simulate: how a step is simulated, such as one that remembers; `bench.timing.simulated` if not given.
         budget: most evaluations; None for no limit.
         within: says which neighbours may be looked at; all if not given.
         progress: called with (evaluations done, budget, what is looked at) before each and, with its time, after.
@@ -100,9 +103,10 @@ def refine(
     """
     if not seeds:
         raise BadInput("seeds", list(seeds), "at least one layout")
-    walk = _Walk(spec, assumptions, evaluate, budget, within or (lambda _: True), progress)
-    for layout in dict.fromkeys(in_whole_rounds(spec, seed) for seed in seeds):
-        walk.visit(layout, "seed")
+    walk = _Walk(spec, assumptions, evaluate, simulate, budget, within or (lambda _: True), progress)
+    named = dict(seeds) if isinstance(seeds, Mapping) else dict.fromkeys(seeds, "")
+    for seed, what in named.items():
+        walk.visit(in_whole_rounds(spec, seed), f"seed: {what}" if what else "seed")
     first, from_seed = max(0, len(walk.path) - 1), bool(walk.path)
     if not walk.path:
         # No seed fits: the nearest that does is a start too.
@@ -123,13 +127,14 @@ class _Walk:
         spec: CaseSpec,
         assumptions: Assumptions,
         evaluate: Evaluate | None,
+        simulate: Evaluate | None,
         budget: int | None,
         within: Callable[[Layout], bool],
         progress: Callable[[int, int, str], None] | None,
     ) -> None:
         self.spec = spec
         self.assumptions = assumptions
-        self.evaluate = evaluate or simulated(assumptions)
+        self.evaluate = evaluate or simulate or simulated(assumptions)
         self.bounded = evaluate is None
         self.budget = budget
         self.within = within

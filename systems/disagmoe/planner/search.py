@@ -8,12 +8,13 @@ from bench.assumptions import Assumptions
 from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.timing import Evaluate
-from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, TIME_LIMIT, Allocation, Outcome, allocate, attempt
+from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, Outcome
 from systems.disagmoe.planner.alternatives import by_groups, by_replicas
 from systems.disagmoe.planner.choices import Choices
+from systems.disagmoe.planner.fitting import Steps, attempt_fit, fit
 from systems.disagmoe.planner.problem import Problem, problem
 from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Refinement, refine
-from systems.disagmoe.planner.words import short
+from systems.disagmoe.planner.words import counted, short
 
 NUM_SEEDS = 3
 MOST_NODES_FACTOR = 64
@@ -43,15 +44,25 @@ class Search:
     """What was found.
 
     Args:
-        programme: of equal depth; `allocation` is its optimum, or its incumbent at the time limit.
+        programme: of equal depth, without what was cut off, and `outcome` its optimum (its incumbent at the time limit)
+            among splits whose plans fit. Where none was found that does, `refused` says why.
         unequal: the optimum with different numbers of attention and expert groups.
         refinement: None if it was not asked for.
+        steps: what was simulated on the way.
     """
 
     programme: Problem
-    allocation: Allocation
+    outcome: Outcome
+    refused: BadInput | None
     unequal: Outcome
     refinement: Refinement | None
+    steps: Steps
+
+    @property
+    def allocation(self) -> Allocation:
+        found = self.outcome.allocation
+        assert found is not None
+        return found
 
 
 def search(spec: CaseSpec, assumptions: Assumptions, *, refinement: bool = True, **effort: Unpack[Effort]) -> Search:
@@ -61,37 +72,58 @@ def search(spec: CaseSpec, assumptions: Assumptions, *, refinement: bool = True,
     """
     chosen = effort.get("choices") or Choices()
     time_limit_s = effort.get("time_limit_s", DEFAULT_LIMIT_S)
-    programme = problem(spec, assumptions, chosen)
+    steps = Steps(assumptions)
     try:
-        best = allocate(programme, time_limit_s=time_limit_s)
+        programme, outcome, refused = fit(problem(spec, assumptions, chosen), steps, time_limit_s=time_limit_s)
+        if refused is not None and not refinement:
+            raise refused
     except BadInput as error:
-        raise _with_what_fits(error, spec, assumptions, chosen, time_limit_s) from None
-    unequal = best_of(spec, assumptions, replace(like(best), unequal=True), time_limit_s)
+        raise _with_what_fits(error, spec, steps, chosen, time_limit_s) from None
+    best = outcome.allocation
+    assert best is not None
+    unequal = best_of(spec, steps, replace(like(best), unequal=True), time_limit_s)
     found = None
     if refinement:
-        seeds = [best.layout, *seeds_of(programme, time_limit_s=time_limit_s)]
-        other = unequal.allocation
-        seeds += [other.layout] if other is not None and other.step_s < best.step_s else []
-        seeds += [spec.layout] if isinstance(spec, Case) else []
         found = refine(
             spec,
-            seeds,
+            _seeds(spec, programme, best, unequal, time_limit_s),
             assumptions,
             evaluate=effort.get("evaluate"),
+            simulate=steps.timed,
             budget=effort.get("budget", DEFAULT_BUDGET),
             progress=effort.get("progress"),
         )
-    return Search(programme, best, unequal, found)
+        if refused is not None and found.best is None:
+            raise _with_what_fits(refused, spec, steps, chosen, time_limit_s)
+    return Search(programme, outcome, refused, unequal, found, steps)
 
 
-def seeds_of(programme: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Layout]:
-    """Where a refinement begins: the optima of several numbers of groups and of replicas.
+def _seeds(
+    spec: CaseSpec, programme: Problem, best: Allocation, unequal: Outcome, time_limit_s: float
+) -> dict[Layout, str]:
+    """Where a refinement begins, each with what it is."""
+    seeds = {best.layout: "the programme's split"}
+    for layout, what in seeds_of(programme, time_limit_s=time_limit_s).items():
+        seeds.setdefault(layout, what)
+    other = unequal.allocation
+    if other is not None and other.step_s < best.step_s:
+        seeds.setdefault(other.layout, "the best of unequal depth")
+    if isinstance(spec, Case):
+        seeds.setdefault(spec.layout, "the layout that was given")
+    return seeds
+
+
+def seeds_of(programme: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> dict[Layout, str]:
+    """The optima of several numbers of groups and of replicas, each with what it is the best of.
 
     Few large replicas and many small ones are nearly one to the programme, and far apart in what a step has in flight.
     """
-    found = by_groups(programme, time_limit_s=time_limit_s)[:NUM_SEEDS]
-    found += by_replicas(programme, time_limit_s=time_limit_s)
-    return list(dict.fromkeys(each.layout for each in found))
+    found: dict[Layout, str] = {}
+    for each in by_groups(programme, time_limit_s=time_limit_s)[:NUM_SEEDS]:
+        found.setdefault(each.layout, f"the best with p={each.layout.groups}")
+    for each in by_replicas(programme, time_limit_s=time_limit_s):
+        found.setdefault(each.layout, f"the best with {counted(each.layout.replicas or 1, 'replica')}")
+    return found
 
 
 def like(allocation: Allocation, *shares: tuple[int, int]) -> Choices:
@@ -101,33 +133,31 @@ def like(allocation: Allocation, *shares: tuple[int, int]) -> Choices:
     return replace(allocation.problem.choices, shares=ways, offload=(layout.offload,))
 
 
-def best_of(spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float) -> Outcome:
-    """The optimum of other choices."""
+def best_of(spec: CaseSpec, steps: Steps, choices: Choices, time_limit_s: float) -> Outcome:
+    """The optimum of other choices, of splits whose plans fit."""
     try:
-        programme = problem(spec, assumptions, choices)
+        programme = problem(spec, steps.assumptions, choices)
     except BadInput:  # no candidate at all
         return Outcome(None)
-    return attempt(programme, time_limit_s=time_limit_s)
+    return attempt_fit(programme, steps, time_limit_s=time_limit_s).outcome
 
 
-def _with_what_fits(
-    error: BadInput, spec: CaseSpec, assumptions: Assumptions, choices: Choices, time_limit_s: float
-) -> BadInput:
-    """The error, with the first of twice, four times, ... the cluster that has an allocation."""
+def _with_what_fits(error: BadInput, spec: CaseSpec, steps: Steps, choices: Choices, time_limit_s: float) -> BadInput:
+    """The error, with the first of twice, four times, ... the cluster that has a split whose plan fits."""
     if error.field != "cluster":
         return error
     factor = 2
     while factor <= MOST_NODES_FACTOR:
         cluster = spec.cluster.model_copy(update={"num_nodes": spec.cluster.num_nodes * factor})
         larger = spec.model_copy(update={"cluster": cluster})
-        try:
-            fits = allocate(problem(larger, assumptions, choices), time_limit_s=time_limit_s)
-        except BadInput as other:
-            if other.field == TIME_LIMIT:
-                return BadInput(error.field, error.value, f"{error.allowed}; what would fit was not found in time")
-            factor *= 2
-            continue
-        size = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs"
-        return BadInput(error.field, error.value, f"{error.allowed}; {size} would fit ({short(fits)})")
+        outcome = best_of(larger, steps, choices, time_limit_s)
+        if outcome.timed_out:
+            return BadInput(error.field, error.value, f"{error.allowed}; what would fit was not found in time")
+        if outcome.allocation is not None:
+            size = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs"
+            return BadInput(
+                error.field, error.value, f"{error.allowed}; {size} would fit ({short(outcome.allocation)})"
+            )
+        factor *= 2
     most = f"{spec.cluster.num_nodes * MOST_NODES_FACTOR} nodes"
     return BadInput(error.field, error.value, f"{error.allowed}; even {most} would not do")

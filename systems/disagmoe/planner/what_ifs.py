@@ -1,22 +1,25 @@
-"""What would change a plan: the programme solved again under other conditions."""
+"""What would change a plan: the plan simulated, and the programme solved again, under other conditions."""
 
 from dataclasses import replace
 from typing import NamedTuple
 
-from bench.assumptions import Assumptions
-from bench.case import CaseSpec
+from bench.case import Case, CaseSpec, Layout
+from bench.errors import BadInput
+from bench.timing import StepTime
 from systems.disagmoe.planner.allocation import Allocation, Outcome
+from systems.disagmoe.planner.fitting import Steps
 from systems.disagmoe.planner.search import best_of, like
 
 
 class WhatIf(NamedTuple):
-    """What the programme finds under another condition."""
+    """What the programme finds under another condition; `kept`: how the plan's layout does there."""
 
     condition: str
     outcome: Outcome
+    kept: StepTime | None = None
 
 
-def what_ifs(chosen: Allocation, assumptions: Assumptions, time_limit_s: float) -> list[WhatIf]:
+def what_ifs(chosen: Allocation, plan: Layout, steps: Steps, time_limit_s: float) -> list[WhatIf]:
     """Twice and half the sequence length at the same number of tokens; twice and half the NICs' speed.
 
     With other lengths, sequences may be shared by other numbers of ranks; with other NICs, by as many or none.
@@ -24,8 +27,16 @@ def what_ifs(chosen: Allocation, assumptions: Assumptions, time_limit_s: float) 
     found, spec = [], chosen.problem.spec
     for condition, changed in _conditions(spec):
         choices = chosen.problem.choices if changed.cluster == spec.cluster else like(chosen, (1, 1))
-        found.append(WhatIf(condition, best_of(changed, assumptions, choices, time_limit_s)))
+        outcome = best_of(changed, steps, choices, time_limit_s)
+        found.append(WhatIf(condition, outcome, _kept(changed.with_layout(plan), steps)))
     return found
+
+
+def _kept(case: Case, steps: Steps) -> StepTime:
+    try:
+        return steps.timed(case)
+    except BadInput as error:
+        return StepTime("refused", reason=str(error))
 
 
 def _conditions(spec: CaseSpec) -> list[tuple[str, CaseSpec]]:
@@ -42,9 +53,9 @@ def _conditions(spec: CaseSpec) -> list[tuple[str, CaseSpec]]:
     return found
 
 
-def nic_sets(chosen: Allocation, assumptions: Assumptions, time_limit_s: float) -> Outcome:
+def nic_sets(chosen: Allocation, steps: Steps, time_limit_s: float) -> Outcome:
     """With NIC sets, for sequences that are shared and state that lives where it does without."""
     spec = chosen.problem.spec
     if spec.cluster.num_nodes == 1:
         return Outcome(None)
-    return best_of(spec, assumptions, replace(like(chosen), nics="sets"), time_limit_s)
+    return best_of(spec, steps, replace(like(chosen), nics="sets"), time_limit_s)

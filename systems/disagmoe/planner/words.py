@@ -1,11 +1,19 @@
 """An allocation and its refinement in sentences."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from bench.case import CaseSpec, Layout
+from bench.errors import BadInput
+from bench.predict import GIB, QuickStep
+from bench.timing import StepTime
 from systems.disagmoe.placement import replica_size
-from systems.disagmoe.planner.allocation import Allocation, Outcome
+from systems.disagmoe.planner.allocation import Allocation, Cut, Outcome
 from systems.disagmoe.planner.refine import Refinement, Try
 
-GIB = 2**30
+if TYPE_CHECKING:
+    from systems.disagmoe.planner.busy import PlannedStep
+    from systems.disagmoe.planner.what_ifs import WhatIf
 
 
 def short(allocation: Allocation) -> str:
@@ -13,8 +21,11 @@ def short(allocation: Allocation) -> str:
 
 
 def short_of(layout: Layout) -> str:
+    """``p=4 M:N=16:8 replicas=2``, with tp and cp where sequences are shared: what says which GPUs do what."""
     depth = str(layout.groups) if layout.expert_groups is None else f"{layout.groups}:{layout.expert_groups}"
-    return f"p={depth} M:N={layout.attention_ranks}:{layout.expert_ranks}"
+    said = f"p={depth} M:N={layout.attention_ranks}:{layout.expert_ranks} replicas={layout.replicas or 1}"
+    shares = (f" {name}={getattr(layout, name)}" for name in ("tp", "cp") if getattr(layout, name) != 1)
+    return said + "".join(shares)
 
 
 def counted(number: float, thing: str) -> str:
@@ -55,7 +66,7 @@ def origin_in_words(programme: Layout, refinement: Refinement | None, given: Lay
     given: the layout of the case that was planned, where it has one.
     """
     if refinement is None:
-        return "it is the programme's split; nothing was refined."
+        return "it is the programme's split, which fits when its order is made and simulated; nothing was refined."
     start, best = refinement.start, refinement.best
     if start is None or best is None:
         return f"it is the programme's split; of what was {source} near it, nothing fits in memory."
@@ -63,7 +74,7 @@ def origin_in_words(programme: Layout, refinement: Refinement | None, given: Lay
     became = f"refined in {changed}" if changed else "as it is"
     if start.layout == programme:
         return f"it is the programme's split, {became}."
-    split = f"{short_of(start.layout)} with {counted(start.layout.replicas or 1, 'replica')}"
+    split = short_of(start.layout)
     if not refinement.from_seed:
         where = f"no split of the programme fits in memory, {source}; near them {split} does"
     elif start.layout == given:
@@ -93,26 +104,79 @@ def not_proven(chosen: Allocation, other: Allocation) -> str:
     return "" if chosen.proven else " (compared with a split that is not proven)"
 
 
+def cuts_in_words(cuts: Sequence[Cut], chosen: Allocation, refused: BadInput | None) -> str | None:
+    """What the programme put first and what was cut off, as its plans do not fit; None for nothing."""
+    if not cuts:
+        return None
+    have = chosen.memory_of_gpu / GIB
+    which = f"{short_of(cuts[0].layout)} with rounds of {cuts[0].layout.round_length}"
+    needs = f"needs {_gib_over(cuts[0].peak_memory_bytes, chosen.memory_of_gpu)} of {have:.1f} GiB a GPU"
+    if refused is not None:
+        return f"no split was found whose plan fits: {len(cuts)} were simulated, and the fastest, {which}, {needs}."
+    if len(cuts) == 1:
+        said = (
+            "a plan that it would have put first was cut off, as it does not fit when its order is made and simulated"
+        )
+        return f"{said}: {which}, {needs}."
+    said = f"{len(cuts)} plans that it would have put first were cut off, as they do not fit when their order is made"
+    return f"{said} and simulated: the first, {which}, {needs}."
+
+
+def _gib_over(needed: float, have: float) -> str:
+    """GiB, with as many digits as tell that they are too many."""
+    digits = next((d for d in range(1, 4) if round(needed / GIB, d) > round(have / GIB, d)), 4)
+    return f"{needed / GIB:.{digits}f}"
+
+
 def next_in_words(other: Outcome, chosen: Allocation) -> str:
     if other.allocation is None:
-        return "what the next best split loses is not known: the solver found none in its time."
+        why = "the solver found none in its time"
+        if not other.timed_out:
+            why = f"of {len(other.cuts)} that were simulated none fits in memory"
+        return f"what the next best split loses is not known: {why}."
     loss = 100 * (other.allocation.step_s / chosen.step_s - 1)
     lost = f"and loses {loss:.1f} %" if loss >= 0 else f"and gains {-loss:.1f} %, as the solver was stopped before it"
-    return f"the next best split is {short(other.allocation)} {lost}{not_proven(chosen, other.allocation)}."
+    what = f"the next best split (of another p or M:N) is {short(other.allocation)} {lost} by the same estimates"
+    return f"{what}{_simulated(other)}{not_proven(chosen, other.allocation)}."
+
+
+def _simulated(other: Outcome) -> str:
+    step = other.step
+    return "" if step is None or step.step_time_s is None else f" ({step.step_time_s:.4g} s simulated, not refined)"
 
 
 def binding_in_words(chosen: Allocation) -> list[str]:
+    """What the programme's split keeps busy, and what decides its estimate."""
     busy = chosen.seconds
     said = []
-    for side in ("attention", "expert"):
+    for side, who in (("attention", "attention"), ("expert", "experts")):
         own = {name.removeprefix(f"{side} "): s for name, s in busy.items() if name.startswith(side) and s}
         first = max(own, key=lambda name: own[name])
         rest = ", ".join(f"{name} {s:.4g} s" for name, s in own.items() if name != first)
-        who = "attention" if side == "attention" else "experts"
-        are = "is" if side == "attention" else "are"
-        said.append(f"{who} {are} bound by {first} ({own[first]:.4g} s a step{'; ' + rest if rest else ''}).")
-    said.append(f"what binds the step: {' and '.join(chosen.binding)}.")
-    return said
+        also = f" ({rest})" if rest else ""
+        said.append(f"{first} of {who} {'take' if first == 'NICs' else 'takes'} {own[first]:.4g} s{also}")
+    binds = f"what binds its estimate of {chosen.step_s:.4g} s: {' and '.join(chosen.binding)}"
+    if "micro-batches in flight" in chosen.binding:
+        count = chosen.layout.round_length
+        binds += f" (with {count} in flight, GPUs wait for each other: no resource is busy all the time)"
+    return [f"on its split, {'; '.join(said)}.", f"{binds}."]
+
+
+def busy_in_words(plan: "PlannedStep", spec: CaseSpec) -> str:
+    """Of the plan's simulated step: how long its busiest GPUs work, and what memory is left."""
+    step, have = plan.step, spec.cluster.gpu.memory_bytes
+    assert step.step_time_s is not None
+    sides = []
+    for side, who in (("attention", "an attention GPU"), ("expert", "an expert GPU")):
+        own = {name.removeprefix(f"{side} "): s for name, s in plan.busy_s.items() if name.startswith(side)}
+        rest = ", ".join(f"{name} {s:.4g} s" for name, s in own.items() if name != "compute" and s)
+        sides.append(f"{who} computes for {own['compute']:.4g} s{f' ({rest})' if rest else ''}")
+    share = 100 * plan.busy_s[plan.busiest] / step.step_time_s
+    left = f"{(have - step.peak_memory_bytes) / GIB:.1f} GiB of {have / GIB:.1f} are left on the fullest GPU"
+    return (
+        f"simulated, its step takes {step.step_time_s:.4g} s, in which {' and '.join(sides)}, of the busiest groups: "
+        f"its busiest resource is {plan.busiest}, for {share:.0f} % of the step. {left}."
+    )
 
 
 def changed_in_words(before: Layout, after: Layout) -> str:
@@ -161,47 +225,70 @@ def depth_in_words(refinement: Refinement, source: str) -> str | None:
     )
 
 
-def memory_in_words(chosen: Allocation, best: Try | None) -> str:
-    have = chosen.problem.spec.cluster.gpu.memory_bytes / GIB
+def memory_in_words(chosen: Allocation, step: QuickStep | None) -> str:
+    """What the programme takes memory to hold, and what its split's plan needs."""
+    have = chosen.memory_of_gpu / GIB
     left = [have - held / GIB for held in chosen.memory_bytes]
     count = chosen.layout.round_length
     said = (
-        f"on this split, one micro-batch in flight leaves {left[0]:.1f} GiB of an attention "
-        f"GPU and {left[1]:.1f} GiB of an expert GPU, of {have:.1f}; that holds {count} in flight."
+        f"on its split, one micro-batch in flight leaves, by its estimates, {left[0]:.1f} GiB of an attention "
+        f"GPU and {left[1]:.1f} GiB of an expert GPU, of {have:.1f}; it takes rounds of {count}."
     )
-    if best is not None and best.peak_memory_bytes:
-        said += f" The plan's fullest GPU has {have - best.peak_memory_bytes / GIB:.1f} GiB left."
+    if step is not None and step.step_time_s is not None:
+        free = have - step.peak_memory_bytes / GIB
+        over = f"{have:.1f} are not enough: {-free:.2f} GiB are missing"
+        said += f" With its order made and simulated, {f'{free:.1f} GiB are left' if free >= 0 else over}."
     return said
 
 
-def what_if_in_words(condition: str, outcome: Outcome, chosen: Allocation) -> str:
-    other = outcome.allocation
+def what_if_in_words(what: "WhatIf", chosen: Allocation) -> str:
+    """How the plan does under another condition, and what the programme would choose instead of its own split."""
+    other, kept = what.outcome.allocation, kept_in_words(what.kept)
     if other is None:
-        return f"{condition}: {'the solver found nothing in its time' if outcome.timed_out else 'nothing fits'}."
-    split = "the split stays" if short(other) == short(chosen) else f"the split becomes {short(other)}"
-    bound = f"bound by {' and '.join(other.binding)}"
-    return f"{condition}: {split}, {other.step_s:.4g} s a step, {bound}{not_proven(chosen, other)}."
+        nothing = "nothing fits" if not what.outcome.timed_out else "the solver found nothing in its time"
+        if what.outcome.cuts:
+            nothing = f"of the {len(what.outcome.cuts)} fastest splits none fits when simulated"
+        return f"{what.condition}: {kept}by the programme, {nothing}."
+    split = f"its split stays {short(chosen)}" if short(other) == short(chosen) else f"its split becomes {short(other)}"
+    bound = f"estimated at {other.step_s:.4g} s and bound by {' and '.join(other.binding)}"
+    said = f"{what.condition}: {kept}by the programme, {split}, {bound}{_simulated(what.outcome)}"
+    return f"{said}{not_proven(chosen, other)}."
 
 
-def unequal_in_words(other: Allocation, chosen: Allocation) -> str:
+def kept_in_words(kept: StepTime | None) -> str:
+    if kept is None:
+        return ""
+    if kept.status == "ok":
+        return f"this plan takes {kept.step_time_s:.4g} s a step, simulated; "
+    if kept.peak_memory_bytes is not None:
+        return f"this plan does not fit ({kept.peak_memory_bytes / GIB:.1f} GiB a GPU, simulated); "
+    return f"this plan cannot be ({kept.reason}); "
+
+
+def unequal_in_words(found: Outcome, chosen: Allocation) -> str:
+    """Of the programme's optimum of unequal depth beside its split of equal depth."""
+    other = found.allocation
+    assert other is not None
     gain, proof = chosen.step_s / other.step_s - 1, not_proven(chosen, other)
-    depths = "different numbers of attention and expert groups"
+    depths, timed = "different numbers of attention and expert groups", _simulated(found)
     if gain > 1e-3:
-        return f"{depths} would gain {100 * gain:.1f} % by the programme ({short(other)}){proof}."
+        return f"{depths} would gain {100 * gain:.1f} % by the programme ({short(other)}){timed}{proof}."
     loss = 100 * (other.step_s / chosen.step_s - 1)
     longer = f"{short(other)}, takes {f'{loss:.1f} % longer' if loss >= 0.05 else 'as long'}"
     if proof:
-        return f"no gain of {depths} is known: the best so far, {longer}{proof}."
-    return f"{depths} gain nothing by the programme: the best of them, {longer}."
+        return f"no gain of {depths} is known to the programme: the best so far, {longer}{timed}{proof}."
+    return f"{depths} gain nothing by the programme: the best of them, {longer}{timed}."
 
 
 def sets_in_words(sets: Allocation, chosen: Allocation) -> str:
     gain, proof = chosen.step_s / sets.step_s - 1, not_proven(chosen, sets)
     if gain <= 1e-3:
-        said = "dealing the NICs of a node to its attention and expert GPUs otherwise than one each gains nothing"
+        said = (
+            "by the programme, dealing a node's NICs to attention and expert GPUs otherwise than evenly gains nothing"
+        )
         return said + (f", as far as is known{proof}." if proof else ".")
     a, f = sets.nics
     return (
-        f"NICs dealt {a:.0f}:{f:.0f} to a pair of groups of {short(sets)} would gain {100 * gain:.1f} % (simulated "
-        f"only: no transport here gives a rank a set of NICs){proof}."
+        f"by the programme, NICs dealt {a:.0f}:{f:.0f} to a pair of groups of {short(sets)} would gain "
+        f"{100 * gain:.1f} % (simulated only: no transport here gives a rank a set of NICs){proof}."
     )
