@@ -1,0 +1,211 @@
+"""What the cost model assumes of a GPU, measured on one: single operations, and a training step by its operations.
+
+1. The kernels that the trainer uses, one by one, as shares of the GPU's peaks, beside the fields of the assumptions that
+   they stand for.
+2. A step of `ep` on one GPU, where nothing crosses a link: what every kind of operation takes, beside the simulation.
+
+With `--device cpu` the same path runs with tiny shapes: to see that it works, and no result. Where there is no GPU, what
+is published is drawn again.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.action import Kind, Pass, view
+from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
+from bench.case import Case
+from bench.clusters import CLUSTERS, GPUS
+from bench.devices import gpu_facts
+from bench.errors import BadInput
+from bench.predict import predict
+from bench.program import Op
+from bench.results import PUBLISHED, Store
+from bench.timeline import Timeline
+from experiments import Evidence, Request, Table
+from experiments._rounds import num_gpus
+from experiments.levers import cases
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from experiments._operations import Reading
+
+SUMMARY = "what the cost model assumes of a GPU, measured on one: single operations, and a step by its operations (measured)"
+DEVICES = ("cuda", "cpu")
+FOLDER = PUBLISHED / "costs"
+STEPS = 6
+
+
+def run(request: Request) -> Evidence:
+    """Measures; or draws what is published where no device was asked for and there is no GPU."""
+    device = request.device or ("cuda" if num_gpus() else None)
+    if device is None:
+        return published()
+    if device == "cuda" and not num_gpus():
+        raise BadInput("device", "cuda", "cpu: there is no GPU")
+    return evidence(_measured(request, device))  # type: ignore[arg-type]
+
+
+def published(folder: Path = FOLDER) -> Evidence:
+    """What was measured before. Raises BadInput where nothing is published."""
+    import pandas as pd
+
+    path = folder / "costs.csv"
+    if not path.exists():
+        raise BadInput("device", "no GPU", "cpu (--device cpu), or a host with a GPU")
+    return evidence(pd.read_csv(path, keep_default_na=False, na_values=[""]))
+
+
+def _measured(request: Request, device: Literal["cpu", "cuda"]) -> "DataFrame":
+    """One row an operation; those of a step behind the single ones."""
+    import pandas as pd
+    from bench.execute.pool import RankPool
+
+    name = _gpu_name(device)
+    with RankPool(cases(device)[0].cluster.num_gpus, device) as pool:
+        request.progress(0, 2, "single operations")
+        (rows,) = pool.run(single, name, device, request.quick, world_size=1)
+        request.progress(1, 2, "a step by its operations")
+        rows += _of_a_step(request, device, pool)
+    import torch
+
+    facts = {"gpu": name, "torch": torch.__version__, "assumptions": DEFAULT_ASSUMPTIONS, "source": "measured"}
+    return pd.DataFrame(rows).assign(**facts)
+
+
+def _gpu_name(device: str) -> str:
+    """The GPU in the catalogue that this host has."""
+    if device == "cpu":
+        return "cpu"
+    names = gpu_facts().get("gpus", [])
+    known = next((gpu for gpu in GPUS if names and gpu in names[0].lower().split()), None)
+    if known is None:
+        raise BadInput("device", names[0] if names else "no GPU", f"a GPU that is known: {', '.join(GPUS)}")
+    return known
+
+
+def single(gpu: str, device: str, quick: bool) -> list[dict[str, Any]]:
+    """Single operations on this rank's device: rows with what is measured and what is assumed."""
+    from experiments._operations import SMALL, Device, Shapes, readings
+
+    on = Device(device, SMALL if quick or device == "cpu" else Shapes())
+    known = CLUSTERS["cpu"].gpu if device == "cpu" else GPUS[gpu]
+    found = list(readings(on))
+    values = assumed_by(found, known, on.dtype_name)
+    return [
+        {
+            "part": "single",
+            **{"field": one.field, "operation": one.name, "shape": one.shape, "x": one.x or None},
+            **{"measured_s": one.seconds, "share": one.share(known, on.dtype_name)},
+            "value": values.get(one.field) if one.field else None,
+        }
+        for one in found
+    ]
+
+
+def assumed_by(found: "Sequence[Reading]", gpu: Any, dtype: str) -> dict[str, float]:
+    """Values of the assumptions' fields that readings stand for; of the attention core by a fit over its lengths."""
+    from experiments._operations import fitted
+
+    values: dict[str, float] = {}
+    curves: dict[str, list[tuple[float, float]]] = {"attention_forward": [], "attention_backward": []}
+    for one in found:
+        share = one.share(gpu, dtype)
+        if one.field in curves and share is not None:
+            curves[one.field].append((float(one.x), share))
+        elif one.field:
+            values[one.field] = one.seconds if share is None else share
+    forward, backward, half = fitted(*curves.values())
+    return values | {"attention_forward": forward, "attention_backward": backward, "attention_half_span": half}
+
+
+def _of_a_step(request: Request, device: Literal["cpu", "cuda"], pool: Any) -> list[dict[str, Any]]:
+    """Operations of the last step of a run of `ep`, by kind and pass, and what a simulation says of them."""
+    from bench.measured import measure
+
+    case = cases(device)[0]
+    done = measure(
+        case,
+        **{"steps": 3 if request.quick else STEPS, "device": device, "data": "synthetic", "weights": "device"},
+        **{"pool": pool, "keep_timeline": True, "telemetry_hz": None},
+    )
+    Store(request.results).write(done.trial)
+    if done.timeline is None or done.trial.status != "ok":
+        raise BadInput("run", f"{done.trial.status}: {done.trial.message}", "a run that ends well")
+    return of_timelines(done.timeline, case)
+
+
+def of_timelines(measured: Timeline, case: Case) -> list[dict[str, Any]]:
+    """What rank 0 computes in a step by kind and pass; rows like those of `single`."""
+    found = predict(case, get_assumptions(DEFAULT_ASSUMPTIONS))
+    seen, said = by_operation(measured), by_operation(found.timeline)
+    rows = [
+        {
+            **{"part": "step", "field": "", "operation": name, "shape": f"{number} times in a step", "x": number},
+            **{"measured_s": seconds, "simulated_s": said.get(name, (0, 0.0))[1]},
+        }
+        for name, (number, seconds) in seen.items()
+    ]
+    whole = {"part": "step", "field": "", "operation": "step", "shape": str(case), "x": 1}
+    return [*rows, whole | {"measured_s": measured.step_time_s, "simulated_s": found.step_time_s}]
+
+
+def by_operation(timeline: Timeline) -> dict[str, tuple[int, float]]:
+    """Number and seconds of what rank 0 computes, by kind and pass; its sums and updates by kind."""
+    found: dict[str, tuple[int, float]] = {}
+    for i in _order(timeline):
+        action = view(int(timeline.code[i]))
+        name = action.kind.name.lower()
+        if timeline.op[i] == Op.COMPUTE:
+            name += f" {action.pass_.name}"
+        number, seconds = found.get(name, (0, 0.0))
+        found[name] = number + 1, seconds + float(timeline.end_s[i] - timeline.start_s[i])
+    return found
+
+
+def _order(timeline: Timeline) -> Iterator[int]:
+    """Numbers of the operations that `by_operation` counts, kinds in their order and passes in theirs."""
+    transfers = (timeline.op == Op.SEND) | (timeline.op == Op.RECV)
+    wanted = [i for i in range(len(timeline)) if timeline.rank[i] == 0 and not transfers[i]]
+
+    def place(i: int) -> tuple[Kind, Pass]:
+        action = view(int(timeline.code[i]))
+        return action.kind, action.pass_
+
+    yield from sorted(wanted, key=place)
+
+
+def evidence(rows: "DataFrame") -> Evidence:
+    """What rows as of `_measured` say."""
+    return Evidence({"frame": rows}, rows, [shown_single(rows), shown_step(rows)])
+
+
+def shown_single(rows: "DataFrame") -> Table:
+    """Single operations beside the fields that they stand for, for people."""
+    first, assumed = rows.iloc[0], get_assumptions(rows["assumptions"].iloc[0])
+    lines = []
+    for row in rows[rows["part"] == "single"].to_dict("records"):
+        field = row["field"] if isinstance(row["field"], str) else ""
+        share = "" if row["share"] != row["share"] else f"{row['share']:.1%}"
+        value = "" if row["value"] != row["value"] else _digits(row["value"])
+        taken = _digits(getattr(assumed, field)) if field else ""
+        lines.append([row["operation"], row["shape"], f"{row['measured_s'] * 1e6:,.1f}", share, field, value, taken])
+    columns = ("operation", "shape", "us", "of the peak", "stands for", "measured", "assumed")
+    title = f"measured: single operations on {first['gpu']}, torch {first['torch']}, beside {first['assumptions']}"
+    return Table(title, columns, lines)
+
+
+def _digits(value: float) -> str:
+    return f"{value * 1e6:.1f} us" if value < 1e-3 else f"{value:.3g}" if value < 10 else f"{value:,.0f}"
+
+
+def shown_step(rows: "DataFrame") -> Table:
+    """Operations of a step, measured and simulated."""
+    lines = []
+    for row in rows[rows["part"] == "step"].to_dict("records"):
+        measured, simulated = row["measured_s"] * 1e3, row["simulated_s"] * 1e3
+        lines.append([row["operation"], f"{measured:.1f}", f"{simulated:.1f}", f"{simulated / measured:.2f}"])
+    first = rows.iloc[0]
+    title = f"measured: a step of ep on {first['gpu']}, by its operations, and simulated with {first['assumptions']}"
+    return Table(title, ("operation", "ms in a step", "simulated ms", "simulated over measured"), lines)
