@@ -130,8 +130,11 @@ def inner_width(model: Model, part: Part) -> int:
 
 
 def swiglu_elements(width: int, pass_: Pass) -> float:
-    """Elements a row: gate and up in, product out; backward, the product's gradient in, two gradients out as well."""
-    return {Pass.F: 3 * width, Pass.B: 6 * width, Pass.W: 0}[pass_]
+    """Elements a row: gate and up in, product out; backward, gate, up and the product's gradient in, two gradients out.
+
+    The product is kept for the weight gradients of the next GEMM, and not made again.
+    """
+    return {Pass.F: 3 * width, Pass.B: 5 * width, Pass.W: 0}[pass_]
 
 
 def head_bytes(model: Model, pass_: Pass, element_bytes: int) -> float:

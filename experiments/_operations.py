@@ -1,31 +1,38 @@
 """Single operations of one layer on one device, timed: what share of the device's peaks the trainer's kernels reach.
 
 FLOPs and bytes are counted as `bench.roofline` counts them, so that a share here is what a field of
-`bench.assumptions.Assumptions` means. Times are of a device that has been at work for a while: its clocks are those of a
-long run.
+`bench.assumptions.Assumptions` means. Every operation is timed twice: in a short run behind a pause, and in a long run
+of itself: matrix products alone draw more power than a GPU may, which lowers its clocks; a step has other work as well.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from bench.action import Pass
+from bench.assumptions import get_assumptions
 from bench.clusters import Gpu
+from bench.roofline import swiglu_elements
 
 if TYPE_CHECKING:
     import torch
 
+BACKWARD = get_assumptions().attention_backward_factor
 Unit = Literal["FLOP/s", "bytes/s", "host bytes/s", "s"]
 
 
 @dataclass(frozen=True)
 class Shapes:
     """Sizes of what is timed. qkv: columns of a projection. spans: lengths of causal sequences. rows: rows an expert.
-    elements: of what the kernels between the products move, and of an optimizer's tensors. burst_s, repeats: how long
-    the device is kept busy before an operation is timed, and the least number of times that it is timed.
+    elements: of what the kernels between the products move, and of an optimizer's tensors. pause_s, long_s: how long
+    the device rests before a short run, and is busy before a long one. repeats: how many times an operation is timed.
     """
 
     square: int = 8192
@@ -41,23 +48,47 @@ class Shapes:
     tokens: int = 16384
     top_k: int = 8
     elements: int = 1 << 29
-    burst_s: float = 0.5
+    pause_s: float = 0.2
+    long_s: float = 0.5
     repeats: int = 20
 
 
 SMALL = Shapes(
-    **{"square": 64, "hidden": 64, "qkv": 128, "heads": 2, "head_dim": 32, "spans": (32, 64), "experts": 2},
-    **{"rows": (8, 16), "width": 32, "vocabulary": 256, "tokens": 64, "top_k": 2, "elements": 1 << 12},
-    **{"burst_s": 0.0, "repeats": 3},
+    square=64,
+    hidden=64,
+    qkv=128,
+    heads=2,
+    head_dim=32,
+    spans=(32, 64),
+    experts=2,
+    rows=(8, 16),
+    width=32,
+    vocabulary=256,
+    tokens=64,
+    top_k=2,
+    elements=1 << 12,
+    pause_s=0.0,
+    long_s=0.0,
+    repeats=3,
 )
+
+
+class Took(NamedTuple):
+    """Seconds of one time of an operation, in a short run and in a long one."""
+
+    short_s: float
+    long_s: float
+
+    def __add__(self, other: Took) -> Took:  # type: ignore[override]
+        return Took(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
 class Reading:
     """One operation. field: the assumption that it measures; empty for one that only shows how it compares.
 
-    amount: FLOPs or bytes of one time as the cost model counts them. seconds: of one time. x: rows an expert or tokens
-    of a sequence, where it is timed for several.
+    amount: FLOPs or bytes of one time as the cost model counts them. took: of one time. x: rows an expert or tokens of
+    a sequence, where it is timed for several.
     """
 
     field: str
@@ -65,17 +96,17 @@ class Reading:
     shape: str
     unit: Unit
     amount: float
-    seconds: float
+    took: Took
     x: int = 0
 
-    def share(self, gpu: Gpu, dtype: str) -> float | None:
-        """Of the device's peak; None for a time."""
+    def share(self, gpu: Gpu, dtype: str, *, long: bool = False) -> float | None:
+        """Of the device's peak, in a short or in a long run; None for a time."""
         peaks = {
             "FLOP/s": gpu.peak_flops(dtype),
             "bytes/s": gpu.hbm_bytes_per_s,
             "host bytes/s": gpu.host_bytes_per_s,
         }
-        return None if self.unit == "s" else self.amount / self.seconds / peaks[self.unit]
+        return None if self.unit == "s" else self.amount / self.took[long] / peaks[self.unit]
 
 
 class Device:
@@ -99,30 +130,37 @@ class Device:
 
         return torch.randn(*size, device=self.device, dtype=dtype or self.dtype, generator=self.generator)
 
-    def seconds(self, call: Callable[[], Any]) -> float:
-        """Median of calls, each timed by itself behind others of its kind."""
+    def took(self, call: Callable[[], Any]) -> Took:
+        """Medians of calls that follow one another."""
+        call()
         if self.device.type == "cpu":
-            call()
-            return median(_wall_s(call) for _ in range(self.shapes.repeats))
-        return self._device_seconds(call)
-
-    def _device_seconds(self, call: Callable[[], Any]) -> float:
+            once = median(_wall_s(call) for _ in range(self.shapes.repeats))
+            return Took(once, once)
         import torch
 
-        call()
-        torch.cuda.synchronize()
-        once = _wall_s(lambda: (call(), torch.cuda.synchronize()))
-        times = max(self.shapes.repeats, int(self.shapes.burst_s / max(once, 1e-6)))
-        times = min(times, 2000)
-        for _ in range(times):
+        def whole() -> None:
             call()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+            torch.cuda.synchronize()
+
+        whole()
+        once = _wall_s(whole)
+        time.sleep(self.shapes.pause_s)
+        short_s = self._median_s(call)
+        for _ in range(min(2000, int(self.shapes.long_s / max(once, 1e-6)))):
+            call()
+        return Took(short_s, self._median_s(call))
+
+    def _median_s(self, call: Callable[[], Any]) -> float:
+        import torch
+
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(self.shapes.repeats + 1)]
+        call()
         marks[0].record()
         for mark in marks[1:]:
             call()
             mark.record()
         torch.cuda.synchronize()
-        return median(a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)) * 1e-3
+        return median(a.elapsed_time(b) for a, b in pairwise(marks)) * 1e-3
 
 
 def _wall_s(call: Callable[[], Any]) -> float:
@@ -138,6 +176,8 @@ def readings(on: Device) -> Iterator[Reading]:
 
 
 def _products(on: Device) -> Iterator[Reading]:
+    import torch
+
     s, tokens = on.shapes, on.shapes.tokens
     sizes = {
         "large": (s.square, s.square, s.square),
@@ -148,9 +188,15 @@ def _products(on: Device) -> Iterator[Reading]:
     for name, (rows, inner, columns) in sizes.items():
         a, b = on.randn(rows, inner), on.randn(columns, inner)
         field = "gemm" if name == "large" else ""
-        seconds = on.seconds(lambda a=a, b=b: a @ b.T)
-        yield Reading(field, f"matrix product, {name}", f"{rows} x {inner} x {columns}", "FLOP/s",
-                      2.0 * rows * inner * columns, seconds)
+        took = on.took(partial(torch.matmul, a, b.T))
+        yield Reading(
+            field,
+            f"matrix product, {name}",
+            f"{rows} x {inner} x {columns}",
+            "FLOP/s",
+            2.0 * rows * inner * columns,
+            took,
+        )
 
 
 def _grouped_products(on: Device) -> Iterator[Reading]:
@@ -169,95 +215,115 @@ def _grouped_products(on: Device) -> Iterator[Reading]:
         flops = 2.0 * total * s.hidden * 2 * s.width
         shape = f"{s.experts} experts x {rows} rows, {s.hidden} x {2 * s.width}"
 
-        def forward(x: Any = x, weight: Any = weight, counts: Any = counts, offsets: Any = offsets) -> Any:
-            return grouped_linear(x, weight, counts, offsets)
-
-        kept = forward()
-
-        def backward(kept: Any = kept, x: Any = x, grad: Any = grad) -> None:
-            torch.autograd.grad(kept, [x], grad, retain_graph=True)
-
-        largest = rows == s.rows[-1]
+        largest, kept = rows == s.rows[-1], grouped_linear(x, weight, counts, offsets)
         with torch.no_grad():
-            seconds = on.seconds(forward)
-        yield Reading("grouped_gemm" if largest else "", "grouped product, forward", shape, "FLOP/s", flops, seconds, rows)
+            took = on.took(partial(grouped_linear, x, weight, counts, offsets))
+        yield Reading("grouped_gemm" if largest else "", "grouped product, forward", shape, "FLOP/s", flops, took, rows)
         # Outside a store of weight gradients, autograd's backward makes both.
-        seconds = on.seconds(backward)
+        both = partial(torch.autograd.grad, kept, [x, weight], grad, retain_graph=True, allow_unused=True)
+        took = on.took(both)
         field = "grouped_gemm_backward" if largest else ""
-        yield Reading(field, "grouped product, both gradients", shape, "FLOP/s", 2 * flops, seconds, rows)
+        yield Reading(field, "grouped product, both gradients", shape, "FLOP/s", 2 * flops, took, rows)
 
 
 def _attention(on: Device) -> Iterator[Reading]:
+    """cuDNN's attention where it is, which is what is assumed; and torch's flash attention, which ranks take."""
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from bench.execute.parts.core import attend
 
     s = on.shapes
-    for span in s.spans:
-        batch = max(1, s.tokens // span)
-        q, k, v = (on.randn(batch, s.heads, span, s.head_dim).requires_grad_() for _ in range(3))
-        # Two products over the causal half, its diagonal included.
-        flops = 2.0 * 2 * batch * s.heads * s.head_dim * span * (span + 1) / 2
-        shape = f"{batch} x {s.heads} heads of {s.head_dim}, {span} tokens"
-        with torch.no_grad():
-            seconds = on.seconds(lambda q=q, k=k, v=v: attend(q, k, v))
-        yield Reading("attention_forward", "attention core, forward", shape, "FLOP/s", flops, seconds, span)
-        kept, grad = attend(q, k, v), on.randn(batch, s.heads, span, s.head_dim)
-        seconds = on.seconds(
-            lambda kept=kept, q=q, k=k, v=v, grad=grad: torch.autograd.grad(kept, [q, k, v], grad, retain_graph=True)
-        )
-        yield Reading("attention_backward", "attention core, backward as 2.5 forwards", shape, "FLOP/s",
-                      2.5 * flops, seconds, span)
+    cuda = on.device.type == "cuda"
+    backends = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION} if cuda else {"CPU": None}
+    for name, backend in backends.items():
+        with sdpa_kernel(backend) if backend is not None else nullcontext():
+            for span in s.spans:
+                batch = max(1, s.tokens // span)
+                q, k, v = (on.randn(batch, s.heads, span, s.head_dim).requires_grad_() for _ in range(3))
+                # Two products over the causal half, its diagonal included.
+                flops = 2.0 * 2 * batch * s.heads * s.head_dim * span * (span + 1) / 2
+                shape = f"{batch} x {s.heads} heads of {s.head_dim}, {span} tokens"
+                assumed = name != "flash"
+                with torch.no_grad():
+                    took = on.took(partial(attend, q, k, v))
+                field = "attention_forward" if assumed else ""
+                yield Reading(field, f"attention ({name}), forward", shape, "FLOP/s", flops, took, span)
+                kept, grad = attend(q, k, v), on.randn(batch, s.heads, span, s.head_dim)
+                took = on.took(partial(torch.autograd.grad, kept, [q, k, v], grad, retain_graph=True))
+                field = "attention_backward" if assumed else ""
+                words = f"attention ({name}), backward as {BACKWARD:g} forwards"
+                yield Reading(field, words, shape, "FLOP/s", BACKWARD * flops, took, span)
 
 
 def _passes(on: Device) -> Iterator[Reading]:
     """Kernels between the products; SwiGLU, which moves what is counted and no more, is what `hbm` means."""
+    for some in (_swiglu, _norm, _rows, _entropy):
+        yield from some(on)
+
+
+def _swiglu(on: Device) -> Iterator[Reading]:
+    import torch
+
+    from bench.execute.fused import swiglu
+
+    width = on.shapes.width
+    rows = on.shapes.elements // (4 * width)
+    gate_up, grad = on.randn(rows, 2 * width).requires_grad_(), on.randn(rows, width)
+    shape, each = f"{rows} rows, width {width}", float(rows * width * on.element_bytes)
+    kept = swiglu(gate_up)
+    with torch.no_grad():
+        forward = on.took(partial(swiglu, gate_up))
+    backward = on.took(partial(torch.autograd.grad, kept, [gate_up], grad, retain_graph=True))
+    moved = each * (swiglu_elements(1, Pass.F) + swiglu_elements(1, Pass.B))
+    yield Reading("hbm", "SwiGLU, forward and backward", shape, "bytes/s", moved, forward + backward)
+
+
+def _norm(on: Device) -> Iterator[Reading]:
+    """And the sum of two tensors, a residual."""
+    import torch
+
+    hidden, tokens = on.shapes.hidden, on.shapes.tokens * 4
+    x, shape = on.randn(tokens, hidden).requires_grad_(), f"{tokens} x {hidden}"
+    norm = torch.nn.RMSNorm(hidden, device=on.device, dtype=on.dtype)
+    each, kept, slope = float(tokens * hidden * on.element_bytes), norm(x), on.randn(tokens, hidden)
+    with torch.no_grad():
+        yield Reading("", "RMS norm, forward", shape, "bytes/s", 2 * each, on.took(partial(norm, x)))
+        yield Reading("", "sum of two tensors", shape, "bytes/s", 3 * each, on.took(partial(torch.add, x, slope)))
+    took = on.took(partial(torch.autograd.grad, kept, [x, norm.weight], slope, retain_graph=True))
+    yield Reading("", "RMS norm, backward", shape, "bytes/s", 3 * each, took)
+
+
+def _rows(on: Device) -> Iterator[Reading]:
+    """What packs a dispatch, and what adds a combine up."""
+    import torch
+
+    from bench.execute.fused import Pairs, gather, sum_pairs
+
+    s = on.shapes
+    row = torch.randperm(s.tokens * s.top_k, device=on.device, generator=on.generator) % s.tokens
+    pairs, u = Pairs.of(row, s.tokens), on.randn(s.tokens, s.hidden)
+    shape, each = f"{s.tokens} tokens x {s.top_k}, {s.hidden}", float(s.hidden * on.element_bytes)
+    moved = 2 * len(row) * each
+    yield Reading("", "rows of a token copied", shape, "bytes/s", moved, on.took(partial(gather, u, pairs)))
+    took = on.took(partial(sum_pairs, pairs, gather(u, pairs)))
+    yield Reading("", "rows of a token summed", shape, "bytes/s", (len(row) + s.tokens) * each, took)
+
+
+def _entropy(on: Device) -> Iterator[Reading]:
     import torch
 
     from bench.execute.entropy import cross_entropy
-    from bench.execute.fused import Pairs, gather, sum_pairs, swiglu
 
-    s, e = on.shapes, on.element_bytes
-    rows = s.elements // (4 * s.width)
-    gate_up, grad = on.randn(rows, 2 * s.width).requires_grad_(), on.randn(rows, s.width)
-    shape = f"{rows} rows, width {s.width}"
-    kept = swiglu(gate_up)
-    with torch.no_grad():
-        forward_s = on.seconds(lambda: swiglu(gate_up))
-    backward_s = on.seconds(lambda: torch.autograd.grad(kept, [gate_up], grad, retain_graph=True))
-    moved = float(rows * s.width * e)
-    yield Reading("hbm", "SwiGLU, forward and backward", shape, "bytes/s", 9 * moved, forward_s + backward_s)
-    yield Reading("", "SwiGLU, forward", shape, "bytes/s", 3 * moved, forward_s)
-    del gate_up, grad, kept
-
-    x, tokens = on.randn(s.tokens * 4, s.hidden).requires_grad_(), s.tokens * 4
-    norm, shape = torch.nn.RMSNorm(s.hidden, device=on.device, dtype=on.dtype), f"{tokens} x {s.hidden}"
-    moved, kept = float(tokens * s.hidden * e), norm(x)
-    with torch.no_grad():
-        yield Reading("", "RMS norm, forward", shape, "bytes/s", 2 * moved, on.seconds(lambda: norm(x)))
-        yield Reading("", "sum of two tensors", shape, "bytes/s", 3 * moved, on.seconds(lambda: x + x.detach()))
-    slope = torch.ones_like(x)
-    seconds = on.seconds(lambda: torch.autograd.grad(kept, [x, norm.weight], slope, retain_graph=True))
-    yield Reading("", "RMS norm, backward", shape, "bytes/s", 3 * moved, seconds)
-    del x, kept, slope
-
-    row = torch.randperm(s.tokens * s.top_k, device=on.device, generator=on.generator) % s.tokens
-    pairs, u = Pairs.of(row, s.tokens), on.randn(s.tokens, s.hidden)
-    shape, moved = f"{s.tokens} tokens x {s.top_k}, {s.hidden}", float(len(row) * s.hidden * e)
-    yield Reading("", "rows of a token copied", shape, "bytes/s", 2 * moved, on.seconds(lambda: gather(u, pairs)))
-    copies = gather(u, pairs)
-    added = moved + float(s.tokens * s.hidden * e)
-    yield Reading("", "rows of a token summed", shape, "bytes/s", added, on.seconds(lambda: sum_pairs(pairs, copies)))
-    del copies
-
+    s = on.shapes
     tokens = max(1, s.elements // s.vocabulary)
-    logits = on.randn(tokens, s.vocabulary).requires_grad_()
+    logits, slope = on.randn(tokens, s.vocabulary).requires_grad_(), torch.ones(tokens, device=on.device)
     labels = torch.randint(s.vocabulary, (tokens,), device=on.device, generator=on.generator)
-    kept, slope = cross_entropy(logits, labels), torch.ones(tokens, device=on.device)
-    seconds = on.seconds(lambda: cross_entropy(logits, labels).detach())
-    seconds += on.seconds(lambda: torch.autograd.grad(kept, [logits], slope, retain_graph=True))
-    moved = float(tokens * s.vocabulary * (3 * e))
-    yield Reading("", "cross-entropy, forward and backward", f"{tokens} x {s.vocabulary}", "bytes/s", moved, seconds)
+    kept = cross_entropy(logits, labels)
+    took = on.took(partial(cross_entropy, logits.detach(), labels))
+    took += on.took(partial(torch.autograd.grad, kept, [logits], slope, retain_graph=True))
+    moved = 3.0 * tokens * s.vocabulary * on.element_bytes  # read; read again and their gradient written
+    yield Reading("", "cross-entropy, forward and backward", f"{tokens} x {s.vocabulary}", "bytes/s", moved, took)
 
 
 def _optimizer(on: Device) -> Iterator[Reading]:
@@ -277,7 +343,7 @@ def _optimizer(on: Device) -> Iterator[Reading]:
     low = on.element_bytes if on.dtype != torch.float32 else 0
     per_param = 4 + 3 * 8 + low
     shape = f"4 x {size} x {s.hidden}"
-    yield Reading("optimizer", "AdamW", shape, "bytes/s", number * per_param, on.seconds(optimizer.step))
+    yield Reading("optimizer", "AdamW", shape, "bytes/s", number * per_param, on.took(optimizer.step))
 
 
 def _gap(on: Device) -> Iterator[Reading]:
@@ -286,7 +352,7 @@ def _gap(on: Device) -> Iterator[Reading]:
 
     x = torch.zeros(32, device=on.device)
     if on.device.type == "cpu":
-        yield Reading("kernel_s", "an empty kernel behind another", "32 elements", "s", 0.0, on.seconds(lambda: x.add_(1)))
+        yield Reading("kernel_s", "an empty kernel behind another", "32 elements", "s", 0.0, on.took(lambda: x.add_(1)))
         return
     times = 400
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -299,7 +365,8 @@ def _gap(on: Device) -> Iterator[Reading]:
         end.record()
         torch.cuda.synchronize()
         found.append(start.elapsed_time(end) * 1e-3 / times)
-    yield Reading("kernel_s", "an empty kernel behind another", "32 elements", "s", 0.0, median(found))
+    once = median(found)
+    yield Reading("kernel_s", "an empty kernel behind another", "32 elements", "s", 0.0, Took(once, once))
 
 
 def _host_link(on: Device) -> Iterator[Reading]:
@@ -320,7 +387,7 @@ def _host_link(on: Device) -> Iterator[Reading]:
             down.copy_(back, non_blocking=True)
         torch.cuda.current_stream().wait_stream(other)
 
-    yield Reading("", "to and from the host at once, one GPU", f"{size >> 20} MiB", "host bytes/s", size, on.seconds(both))
+    yield Reading("", "to and from the host at once, one GPU", f"{size >> 20} MiB", "host bytes/s", size, on.took(both))
 
 
 def fitted(points: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> tuple[float, float, float]:

@@ -1,11 +1,11 @@
 """What the cost model assumes of a GPU, measured on one: single operations, and a training step by its operations.
 
-1. The kernels that the trainer uses, one by one, as shares of the GPU's peaks, beside the fields of the assumptions that
-   they stand for.
+1. The kernels that the trainer uses, one by one, as shares of the GPU's peaks, beside the fields of the assumptions
+   that they stand for.
 2. A step of `ep` on one GPU, where nothing crosses a link: what every kind of operation takes, beside the simulation.
 
-With `--device cpu` the same path runs with tiny shapes: to see that it works, and no result. Where there is no GPU, what
-is published is drawn again.
+With `--device cpu` the same path runs with tiny shapes: to see that it works, and no result. Where there is no GPU,
+what is published is drawn again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from experiments._operations import Reading
 
-SUMMARY = "what the cost model assumes of a GPU, measured on one: single operations, and a step by its operations (measured)"
+SUMMARY = (
+    "what the cost model assumes of a GPU, measured on one: single operations, and a step by its operations (measured)"
+)
 DEVICES = ("cuda", "cpu")
 FOLDER = PUBLISHED / "costs"
 STEPS = 6
@@ -60,6 +62,7 @@ def published(folder: Path = FOLDER) -> Evidence:
 def _measured(request: Request, device: Literal["cpu", "cuda"]) -> "DataFrame":
     """One row an operation; those of a step behind the single ones."""
     import pandas as pd
+
     from bench.execute.pool import RankPool
 
     name = _gpu_name(device)
@@ -97,7 +100,8 @@ def single(gpu: str, device: str, quick: bool) -> list[dict[str, Any]]:
         {
             "part": "single",
             **{"field": one.field, "operation": one.name, "shape": one.shape, "x": one.x or None},
-            **{"measured_s": one.seconds, "share": one.share(known, on.dtype_name)},
+            **{"measured_s": one.took.short_s, "share": one.share(known, on.dtype_name)},
+            "share_of_long_run": one.share(known, on.dtype_name, long=True),
             "value": values.get(one.field) if one.field else None,
         }
         for one in found
@@ -115,7 +119,7 @@ def assumed_by(found: "Sequence[Reading]", gpu: Any, dtype: str) -> dict[str, fl
         if one.field in curves and share is not None:
             curves[one.field].append((float(one.x), share))
         elif one.field:
-            values[one.field] = one.seconds if share is None else share
+            values[one.field] = one.took.short_s if share is None else share
     forward, backward, half = fitted(*curves.values())
     return values | {"attention_forward": forward, "attention_backward": backward, "attention_half_span": half}
 
@@ -127,8 +131,13 @@ def _of_a_step(request: Request, device: Literal["cpu", "cuda"], pool: Any) -> l
     case = cases(device)[0]
     done = measure(
         case,
-        **{"steps": 3 if request.quick else STEPS, "device": device, "data": "synthetic", "weights": "device"},
-        **{"pool": pool, "keep_timeline": True, "telemetry_hz": None},
+        steps=3 if request.quick else STEPS,
+        device=device,
+        data="synthetic",
+        weights="device",
+        pool=pool,
+        keep_timeline=True,
+        telemetry_hz=None,
     )
     Store(request.results).write(done.trial)
     if done.timeline is None or done.trial.status != "ok":
@@ -187,11 +196,11 @@ def shown_single(rows: "DataFrame") -> Table:
     lines = []
     for row in rows[rows["part"] == "single"].to_dict("records"):
         field = row["field"] if isinstance(row["field"], str) else ""
-        share = "" if row["share"] != row["share"] else f"{row['share']:.1%}"
+        shares = ["" if row[name] != row[name] else f"{row[name]:.1%}" for name in ("share", "share_of_long_run")]
         value = "" if row["value"] != row["value"] else _digits(row["value"])
         taken = _digits(getattr(assumed, field)) if field else ""
-        lines.append([row["operation"], row["shape"], f"{row['measured_s'] * 1e6:,.1f}", share, field, value, taken])
-    columns = ("operation", "shape", "us", "of the peak", "stands for", "measured", "assumed")
+        lines.append([row["operation"], row["shape"], f"{row['measured_s'] * 1e6:,.1f}", *shares, field, value, taken])
+    columns = ("operation", "shape", "us", "of the peak", "in a long run", "stands for", "measured", "assumed")
     title = f"measured: single operations on {first['gpu']}, torch {first['torch']}, beside {first['assumptions']}"
     return Table(title, columns, lines)
 

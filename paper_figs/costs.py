@@ -1,7 +1,8 @@
 """Single operations as shares of a GPU's peaks with what is assumed, and a step's operations with what is simulated."""
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from bench.assumptions import get_assumptions
 from bench.errors import BadInput
@@ -53,8 +54,15 @@ def draw(frame: "DataFrame") -> "Figure":
         shares.set_xlim(0, 1)
         shares.set_xlabel("share of the peak", labelpad=1.5)
         times = add_axes(figure, (_LEFT_IN + wide + _GAP_IN, _BELOW_IN, wide, body))
-        times.barh(range(len(step)), step["measured_s"] * 1e3, 0.66, color=colour, edgecolor=INK, linewidth=0.4,
-                   label="measured")
+        times.barh(
+            range(len(step)),
+            step["measured_s"] * 1e3,
+            0.66,
+            color=colour,
+            edgecolor=INK,
+            linewidth=0.4,
+            label="measured",
+        )
         times.plot(step["simulated_s"] * 1e3, range(len(step)), "D", label="assumed, simulated", **marks)  # type: ignore[arg-type]
         times.set_yticks(range(len(step)), step["operation"], fontsize=SMALL_PT)
         times.set_xlabel("ms in a step", labelpad=1.5)
@@ -65,30 +73,30 @@ def draw(frame: "DataFrame") -> "Figure":
         handles, labels = times.get_legend_handles_labels()
         figure.legend(handles, labels, loc="upper left", ncols=2, frameon=False, fontsize=BODY_PT)
         words = (
-            f"{first['gpu']}, torch {first['torch']}. Left: the trainer's kernels, one by one, FLOPs and bytes as the cost"
-            f" model counts them; diamonds: {first['assumptions']}. Right: a step of ep on one GPU, sums over what it"
-            " computes."
+            f"{first['gpu']}, torch {first['torch']}. Left: the trainer's kernels, one by one, in short runs; FLOPs and"
+            f" bytes as the cost model counts them; diamonds: {first['assumptions']}. Right: a step of ep on one GPU,"
+            " sums over what it computes."
         )
         caption(figure, textwrap.wrap(words, int(20 * WIDTH_IN)))
     return figure
 
 
-def _assumed(assumed: object, row: dict[str, object]) -> float | None:
+def _assumed(assumed: object, row: Mapping[Any, Any]) -> float | None:
     """The share that is assumed of an operation; of the attention core at its length."""
     field = row["field"]
     if not isinstance(field, str) or not field:
         return None
     value = float(getattr(assumed, field))
     if field.startswith("attention"):
-        span = float(row["x"])  # type: ignore[arg-type]
+        span = float(row["x"])
         return value * span / (span + assumed.attention_half_span)  # type: ignore[attr-defined]
     return value
 
 
-def _name(row: dict[str, object]) -> str:
+def _name(row: Mapping[Any, Any]) -> str:
     """With what it was timed for, where that is several."""
     name, x = str(row["operation"]), row["x"]
     if isinstance(x, float) and x == x:
         unit = "tokens" if name.startswith("attention") else "rows"
-        return f"{name.removesuffix(' as 2.5 forwards')}, {x:,.0f} {unit}"
+        return f"{name.split(' as ', maxsplit=1)[0]}, {x:,.0f} {unit}"
     return name
