@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 BACKWARD = get_assumptions().attention_backward_factor
+SHORT_S, FEWEST = 0.08, 3  # a short run takes no longer, unless it is of so few
 Unit = Literal["FLOP/s", "bytes/s", "host bytes/s", "s"]
 
 
@@ -32,7 +33,8 @@ Unit = Literal["FLOP/s", "bytes/s", "host bytes/s", "s"]
 class Shapes:
     """Sizes of what is timed. qkv: columns of a projection. spans: lengths of causal sequences. rows: rows an expert.
     elements: of what the kernels between the products move, and of an optimizer's tensors. pause_s, long_s: how long
-    the device rests before a short run, and is busy before a long one. repeats: how many times an operation is timed.
+    the device rests before a short run, and is busy before a long one. repeats: how many times an operation is timed,
+    fewer where a short run would be long.
     """
 
     square: int = 8192
@@ -145,15 +147,16 @@ class Device:
         whole()
         once = _wall_s(whole)
         time.sleep(self.shapes.pause_s)
-        short_s = self._median_s(call)
-        for _ in range(min(2000, int(self.shapes.long_s / max(once, 1e-6)))):
+        times = max(FEWEST, min(self.shapes.repeats, int(SHORT_S / once)))
+        short_s = self._median_s(call, times)
+        for _ in range(min(2000, int(self.shapes.long_s / once))):
             call()
-        return Took(short_s, self._median_s(call))
+        return Took(short_s, self._median_s(call, times))
 
-    def _median_s(self, call: Callable[[], Any]) -> float:
+    def _median_s(self, call: Callable[[], Any], times: int) -> float:
         import torch
 
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(self.shapes.repeats + 1)]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
         call()
         marks[0].record()
         for mark in marks[1:]:
@@ -227,7 +230,7 @@ def _grouped_products(on: Device) -> Iterator[Reading]:
 
 
 def _attention(on: Device) -> Iterator[Reading]:
-    """cuDNN's attention where it is, which is what is assumed; and torch's flash attention, which ranks take."""
+    """Of one sequence: by cuDNN where it is, which is what is assumed, and by torch's flash kernels, which ranks take."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -239,17 +242,16 @@ def _attention(on: Device) -> Iterator[Reading]:
     for name, backend in backends.items():
         with sdpa_kernel(backend) if backend is not None else nullcontext():
             for span in s.spans:
-                batch = max(1, s.tokens // span)
-                q, k, v = (on.randn(batch, s.heads, span, s.head_dim).requires_grad_() for _ in range(3))
+                q, k, v = (on.randn(1, s.heads, span, s.head_dim).requires_grad_() for _ in range(3))
                 # Two products over the causal half, its diagonal included.
-                flops = 2.0 * 2 * batch * s.heads * s.head_dim * span * (span + 1) / 2
-                shape = f"{batch} x {s.heads} heads of {s.head_dim}, {span} tokens"
+                flops = 2.0 * 2 * s.heads * s.head_dim * span * (span + 1) / 2
+                shape = f"one sequence of {span} tokens, {s.heads} heads of {s.head_dim}"
                 assumed = name != "flash"
                 with torch.no_grad():
                     took = on.took(partial(attend, q, k, v))
                 field = "attention_forward" if assumed else ""
                 yield Reading(field, f"attention ({name}), forward", shape, "FLOP/s", flops, took, span)
-                kept, grad = attend(q, k, v), on.randn(batch, s.heads, span, s.head_dim)
+                kept, grad = attend(q, k, v), on.randn(1, s.heads, span, s.head_dim)
                 took = on.took(partial(torch.autograd.grad, kept, [q, k, v], grad, retain_graph=True))
                 field = "attention_backward" if assumed else ""
                 words = f"attention ({name}), backward as {BACKWARD:g} forwards"

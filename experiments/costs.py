@@ -8,14 +8,15 @@ With `--device cpu` the same path runs with tiny shapes: to see that it works, a
 what is published is drawn again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.action import Kind, Pass, view
 from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
 from bench.case import Case
-from bench.clusters import CLUSTERS, GPUS
+from bench.clusters import GPUS
 from bench.devices import gpu_facts
 from bench.errors import BadInput
 from bench.predict import predict
@@ -29,7 +30,6 @@ from experiments.levers import cases
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from experiments._operations import Reading
 
 SUMMARY = (
     "what the cost model assumes of a GPU, measured on one: single operations, and a step by its operations (measured)"
@@ -37,6 +37,7 @@ SUMMARY = (
 DEVICES = ("cuda", "cpu")
 FOLDER = PUBLISHED / "costs"
 STEPS = 6
+STEP = "step"
 
 
 def run(request: Request) -> Evidence:
@@ -73,7 +74,7 @@ def _measured(request: Request, device: Literal["cpu", "cuda"]) -> "DataFrame":
         rows += _of_a_step(request, device, pool)
     import torch
 
-    facts = {"gpu": name, "torch": torch.__version__, "assumptions": DEFAULT_ASSUMPTIONS, "source": "measured"}
+    facts = {"gpu": name, "torch": torch.__version__, "source": "measured"}
     return pd.DataFrame(rows).assign(**facts)
 
 
@@ -89,37 +90,33 @@ def _gpu_name(device: str) -> str:
 
 
 def single(gpu: str, device: str, quick: bool) -> list[dict[str, Any]]:
-    """Single operations on this rank's device: rows with what is measured and what is assumed."""
+    """Single operations on this rank's device, a row each."""
     from experiments._operations import SMALL, Device, Shapes, readings
 
     on = Device(device, SMALL if quick or device == "cpu" else Shapes())
-    known = CLUSTERS["cpu"].gpu if device == "cpu" else GPUS[gpu]
-    found = list(readings(on))
-    values = assumed_by(found, known, on.dtype_name)
+    known, dtype = GPUS[gpu], on.dtype_name
     return [
         {
             "part": "single",
             **{"field": one.field, "operation": one.name, "shape": one.shape, "x": one.x or None},
-            **{"measured_s": one.took.short_s, "share": one.share(known, on.dtype_name)},
-            "share_of_long_run": one.share(known, on.dtype_name, long=True),
-            "value": values.get(one.field) if one.field else None,
+            **{"measured_s": one.took.short_s, "share": one.share(known, dtype)},
+            "share_of_long_run": one.share(known, dtype, long=True),
         }
-        for one in found
+        for one in readings(on)
     ]
 
 
-def assumed_by(found: "Sequence[Reading]", gpu: Any, dtype: str) -> dict[str, float]:
-    """Values of the assumptions' fields that readings stand for; of the attention core by a fit over its lengths."""
+def measured_values(rows: "DataFrame") -> dict[str, float]:
+    """Values of the assumptions' fields that rows stand for; of the attention core by a fit over its lengths."""
     from experiments._operations import fitted
 
     values: dict[str, float] = {}
     curves: dict[str, list[tuple[float, float]]] = {"attention_forward": [], "attention_backward": []}
-    for one in found:
-        share = one.share(gpu, dtype)
-        if one.field in curves and share is not None:
-            curves[one.field].append((float(one.x), share))
-        elif one.field:
-            values[one.field] = one.took.short_s if share is None else share
+    for row in rows[rows["field"].astype(bool) & rows["field"].notna()].to_dict("records"):
+        if row["field"] in curves:
+            curves[row["field"]].append((row["x"], row["share"]))
+        else:
+            values[row["field"]] = row["measured_s"] if isnan(row["share"]) else row["share"]
     forward, backward, half = fitted(*curves.values())
     return values | {"attention_forward": forward, "attention_backward": backward, "attention_half_span": half}
 
@@ -142,22 +139,17 @@ def _of_a_step(request: Request, device: Literal["cpu", "cuda"], pool: Any) -> l
     Store(request.results).write(done.trial)
     if done.timeline is None or done.trial.status != "ok":
         raise BadInput("run", f"{done.trial.status}: {done.trial.message}", "a run that ends well")
-    return of_timelines(done.timeline, case)
+    return of_timeline(done.timeline, case)
 
 
-def of_timelines(measured: Timeline, case: Case) -> list[dict[str, Any]]:
-    """What rank 0 computes in a step by kind and pass; rows like those of `single`."""
-    found = predict(case, get_assumptions(DEFAULT_ASSUMPTIONS))
-    seen, said = by_operation(measured), by_operation(found.timeline)
+def of_timeline(measured: Timeline, case: Case) -> list[dict[str, Any]]:
+    """What rank 0 computes in a step by kind and pass; rows like those of `single`, and one of the whole step."""
+    of_step = {"part": "step", "field": ""}
     rows = [
-        {
-            **{"part": "step", "field": "", "operation": name, "shape": f"{number} times in a step", "x": number},
-            **{"measured_s": seconds, "simulated_s": said.get(name, (0, 0.0))[1]},
-        }
-        for name, (number, seconds) in seen.items()
+        {**of_step, "operation": name, "shape": f"{number} times in a step", "x": number, "measured_s": seconds}
+        for name, (number, seconds) in by_operation(measured).items()
     ]
-    whole = {"part": "step", "field": "", "operation": "step", "shape": str(case), "x": 1}
-    return [*rows, whole | {"measured_s": measured.step_time_s, "simulated_s": found.step_time_s}]
+    return [*rows, {**of_step, "operation": STEP, "shape": str(case), "x": 1, "measured_s": measured.step_time_s}]
 
 
 def by_operation(timeline: Timeline) -> dict[str, tuple[int, float]]:
@@ -186,20 +178,37 @@ def _order(timeline: Timeline) -> Iterator[int]:
 
 
 def evidence(rows: "DataFrame") -> Evidence:
-    """What rows as of `_measured` say."""
+    """What rows as of `_measured` say, with what is assumed and simulated today."""
+    rows = beside(rows)
     return Evidence({"frame": rows}, rows, [shown_single(rows), shown_step(rows)])
+
+
+def beside(rows: "DataFrame") -> "DataFrame":
+    """Rows with the value that each field comes to and the one that is assumed, and with simulated seconds."""
+    values, assumed = measured_values(rows), get_assumptions(DEFAULT_ASSUMPTIONS)
+    case = cases("cpu" if rows["gpu"].iloc[0] == "cpu" else "cuda")[0]
+    found = predict(case, assumed)
+    simulated = {name: seconds for name, (_, seconds) in by_operation(found.timeline).items()}
+    simulated[STEP] = found.step_time_s
+    of_step = rows["part"] == "step"
+    return rows.assign(
+        field=rows["field"].fillna(""),
+        value=rows["field"].map(values),
+        assumed=rows["field"].map(assumed.model_dump()),
+        simulated_s=rows["operation"].map(simulated).fillna(0.0).where(of_step),
+        assumptions=DEFAULT_ASSUMPTIONS,
+    )
 
 
 def shown_single(rows: "DataFrame") -> Table:
     """Single operations beside the fields that they stand for, for people."""
-    first, assumed = rows.iloc[0], get_assumptions(rows["assumptions"].iloc[0])
-    lines = []
+    first, lines = rows.iloc[0], []
     for row in rows[rows["part"] == "single"].to_dict("records"):
-        field = row["field"] if isinstance(row["field"], str) else ""
         shares = ["" if row[name] != row[name] else f"{row[name]:.1%}" for name in ("share", "share_of_long_run")]
-        value = "" if row["value"] != row["value"] else _digits(row["value"])
-        taken = _digits(getattr(assumed, field)) if field else ""
-        lines.append([row["operation"], row["shape"], f"{row['measured_s'] * 1e6:,.1f}", *shares, field, value, taken])
+        values = [_digits(row[name]) if row["field"] else "" for name in ("value", "assumed")]
+        lines.append(
+            [row["operation"], row["shape"], f"{row['measured_s'] * 1e6:,.1f}", *shares, row["field"], *values]
+        )
     columns = ("operation", "shape", "us", "of the peak", "in a long run", "stands for", "measured", "assumed")
     title = f"measured: single operations on {first['gpu']}, torch {first['torch']}, beside {first['assumptions']}"
     return Table(title, columns, lines)

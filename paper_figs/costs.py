@@ -38,14 +38,15 @@ def draw(frame: "DataFrame") -> "Figure":
     step = frame[(frame["part"] == "step") & (frame["operation"] != "step")]
     if not len(single) or not len(step):
         raise BadInput("costs", "no rows", "single operations and those of a step")
-    first, assumed = frame.iloc[0], get_assumptions(frame["assumptions"].iloc[0])
+    first = frame.iloc[0]
+    half_span = get_assumptions(first["assumptions"]).attention_half_span
     colour = system_colours(["ep"])["ep"]
     body, wide = _ROW_IN * len(single), (WIDTH_IN - _LEFT_IN - _RIGHT_IN - _GAP_IN) / 2
     with style():
         figure = new_figure(WIDTH_IN, _BELOW_IN + body + _TOP_IN)
         shares = add_axes(figure, (_LEFT_IN, _BELOW_IN, wide, body))
         shares.barh(range(len(single)), single["share"], 0.66, color=colour, edgecolor=INK, linewidth=0.4)
-        taken = [_assumed(assumed, row) for row in single.to_dict("records")]
+        taken = [_assumed(row, half_span) for row in single.to_dict("records")]
         places = [place for place, value in enumerate(taken) if value is not None]
         marks = {"markersize": 3.5, "markerfacecolor": "white", "markeredgecolor": INK}
         shares.plot([value for value in taken if value is not None], places, "D", **marks)  # type: ignore[arg-type]
@@ -81,16 +82,12 @@ def draw(frame: "DataFrame") -> "Figure":
     return figure
 
 
-def _assumed(assumed: object, row: Mapping[Any, Any]) -> float | None:
+def _assumed(row: Mapping[Any, Any], half_span: float) -> float | None:
     """The share that is assumed of an operation; of the attention core at its length."""
-    field = row["field"]
-    if not isinstance(field, str) or not field:
+    if not row["field"]:
         return None
-    value = float(getattr(assumed, field))
-    if field.startswith("attention"):
-        span = float(row["x"])
-        return value * span / (span + assumed.attention_half_span)  # type: ignore[attr-defined]
-    return value
+    share = float(row["assumed"])
+    return share * row["x"] / (row["x"] + half_span) if row["field"].startswith("attention") else share
 
 
 def _name(row: Mapping[Any, Any]) -> str:
