@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -172,8 +172,13 @@ def _wall_s(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def readings(on: Device) -> Iterator[Reading]:
-    """All operations, in the order of the assumptions' fields."""
+def readings(on: Device, rounds: int) -> list[Reading]:
+    """All operations, in the order of the assumptions' fields: medians over rounds that follow one another."""
+    found = [list(_round(on)) for _ in range(rounds)]
+    return [replace(some[0], took=Took.median(each.took for each in some)) for some in zip(*found, strict=True)]
+
+
+def _round(on: Device) -> Iterator[Reading]:
     for some in (_products, _grouped_products, _attention, _passes, _optimizer, _gap, _host_link):
         yield from some(on)
 
@@ -230,7 +235,7 @@ def _grouped_products(on: Device) -> Iterator[Reading]:
 
 
 def _attention(on: Device) -> Iterator[Reading]:
-    """Of one sequence: by cuDNN where it is, which is what is assumed, and by torch's flash kernels, which ranks take."""
+    """Of one sequence: cuDNN's, which is what is assumed, and torch's flash attention, which ranks take."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

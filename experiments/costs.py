@@ -36,7 +36,7 @@ SUMMARY = (
 )
 DEVICES = ("cuda", "cpu")
 FOLDER = PUBLISHED / "costs"
-STEPS = 6
+STEPS, ROUNDS = 6, 3
 STEP = "step"
 
 
@@ -102,7 +102,7 @@ def single(gpu: str, device: str, quick: bool) -> list[dict[str, Any]]:
             **{"measured_s": one.took.short_s, "share": one.share(known, dtype)},
             "share_of_long_run": one.share(known, dtype, long=True),
         }
-        for one in readings(on)
+        for one in readings(on, 1 if quick else ROUNDS)
     ]
 
 
