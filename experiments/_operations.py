@@ -8,7 +8,7 @@ of itself: matrix products alone draw more power than a GPU may, which lowers it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,6 +80,11 @@ class Took(NamedTuple):
 
     short_s: float
     long_s: float
+
+    @classmethod
+    def median(cls, some: Iterable[Took]) -> Took:
+        """Of each by itself."""
+        return cls(*map(median, zip(*some, strict=True)))
 
     def __add__(self, other: Took) -> Took:  # type: ignore[override]
         return Took(*(a + b for a, b in zip(self, other, strict=True)))
