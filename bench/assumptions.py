@@ -134,17 +134,18 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         communicator_bytes=0,
         fragmentation=0.0,
     ),
-    # From measurements on two H200 of one host (torch 2.11, NCCL 2.28.9, bf16, peak 989 TFLOP/s); one run.
+    # From measurements on one H200 (`moebench figure costs`; torch 2.11, bf16, peak 989 TFLOP/s) and, for links, on two
+    # of one host (NCCL 2.28.9; one run).
     "h200-measured": Assumptions(
-        gemm=0.79,
-        grouped_gemm=0.75,
-        grouped_gemm_backward=0.58,
-        attention_forward=0.65,
-        attention_backward=0.54,
-        attention_half_span=1250.0,
+        gemm=0.82,
+        grouped_gemm=0.80,
+        grouped_gemm_backward=0.64,
+        attention_forward=0.69,
+        attention_backward=0.58,
+        attention_half_span=1000.0,
         attention_backward_factor=2.5,
-        hbm=0.9,
-        optimizer=0.8,
+        hbm=0.88,
+        optimizer=0.88,
         nvlink=0.87,
         nic_all_to_all=0.86,
         nic_many_to_many=0.86,
@@ -152,7 +153,7 @@ ASSUMPTIONS: dict[str, Assumptions] = {
         cross_rail=1.0,
         incast=0.0,
         transfer_s=24e-6,
-        kernel_s=2e-6,
+        kernel_s=1.8e-6,
         communication_sms=0,
         saturating_sms=20,
         tensor_exposed=1.0,
@@ -165,17 +166,17 @@ ASSUMPTIONS: dict[str, Assumptions] = {
 }
 
 REASONS: dict[str, str] = {
-    "gemm": "measured: 8192^3 on random data, 780 TFLOP/s",
-    "grouped_gemm": "measured: grouped_mm, 16 experts x 4096 rows, 4096 x 3072, 741 TFLOP/s forward",
-    "grouped_gemm_backward": "measured: 622 TFLOP/s forward and backward together, so 2 / (3 / 622 - 1 / 741) = 576",
-    "attention_forward": "measured: causal SDPA, 32 heads of 128: 492, 580, 603 TFLOP/s at 4096, 8192, 32768 tokens; "
-    "the curve is within 3 % of the ends and 4 % below the middle",
-    "attention_backward": "measured, counted as 2.5 forwards: 409, 512, 529 TFLOP/s; within 3 %, 10 % below the middle",
-    "attention_half_span": "fits the three lengths measured, forward and backward",
+    "gemm": "measured: 8192^3 on random data, in short runs; in a long run of nothing else the power limit leaves 0.69",
+    "grouped_gemm": "measured: grouped_mm, 16 experts x 4096 rows, 4096 x 3072, in short runs; 0.67 in a long one",
+    "grouped_gemm_backward": "measured: both gradients of the same, weights' added up in fp32; 0.54 in a long run, "
+    "0.29 with 256 rows an expert, where fp32 gradients' memory traffic is counted besides",
+    "attention_forward": "measured: cuDNN's causal attention of one sequence, 32 heads of 128, at 4096 to 32768 tokens",
+    "attention_backward": "measured on the same, counted as 2.5 forwards",
+    "attention_half_span": "least squares over the four lengths, forward and backward",
     "attention_backward_factor": "flash kernels compute the scores again: five products where the forward has two "
     "(arXiv 2205.14135, app. B); in every set",
-    "hbm": "not measured: what stream-like kernels usually reach on this memory",
-    "optimizer": "not measured: the optimizer's many small tensors reach less",
+    "hbm": "measured: SwiGLU and its gradients, one kernel each",
+    "optimizer": "measured: AdamW of 2 GiB of main weights, one kernel a tensor",
     "nvlink": "measured: NCCL both ways at once, 187 GiB/s at 16 MiB and 275 at 256 MiB are a line of 313 GB/s of the "
     "360 usable, and 29 us",
     "nic_all_to_all": "not measured there: 43 of 50 GB/s, all-to-all of 16 ranks over two nodes (deepseek-ai/DeepEP, "
@@ -187,7 +188,7 @@ REASONS: dict[str, str] = {
     "depends on the transport's congestion control (arXiv 2407.15266); in every set",
     "nic_collective": "nothing public says how it differs from an all-to-all: taken to be equal",
     "transfer_s": "measured: the 29 us of NVLink, less the 5 us that are the cluster's own latency",
-    "kernel_s": "not measured: the usual gap between dependent kernels of one stream",
+    "kernel_s": "measured: kernels of a few bytes, one behind the other in one stream",
     "communication_sms": "copy engines or the NIC's own DMA: 7 % of the transfer's time was lost to the GEMM beside "
     "it, where NCCL's kernels took 77 %; 20 charges every system what DeepEP's kernels take",
     "saturating_sms": "not measured: thread blocks of DeepEP's kernels in DeepSeek's published training profile "
@@ -195,8 +196,8 @@ REASONS: dict[str, str] = {
     "tensor_exposed": "the GEMMs round them need their result; megatron-core overlaps them in pieces only if asked "
     "(tp_comm_overlap, off by default); in every set",
     "ring_exposed": "measured: of the time of an NCCL exchange beside a GEMM, 0.77 was lost to the GEMM",
-    "host_link": "not measured: eight GPUs, both ways, share the memory of two sockets with eight channels of "
-    "DDR5-4800 each, 614 GB/s: 38 of 64 GB/s a GPU and direction",
+    "host_link": "not measured (one GPU alone reaches 0.79): eight GPUs, both ways, share the memory of two sockets "
+    "with eight channels of DDR5-4800 each, 614 GB/s: 38 of 64 GB/s a GPU and direction",
     "context_bytes": "measured on one H200: 2,436 MiB beside torch's own memory, with NCCL up (no peers to buffer for) "
     "and all kernels loaded at the start, as ranks here load them; loaded as they are used, one tensor on a GPU takes "
     "0.5 to 0.7 GiB (discuss.pytorch.org/t/73021)",

@@ -89,7 +89,8 @@ class State:
         return assumed.context_bytes + buffers + assumed.fragmentation * gpu.memory_bytes
 
     def update_s(self, group: str) -> float:
-        """AdamW is bound by memory: gradient read, main weight and two moments read and written, weight written.
+        """AdamW is bound by memory: gradient read for the clip norm, read and set to zero, main weight and two moments
+        read and written, weight written.
 
         State that lives with the host streams through the GPU: read over the link while what is done is written back.
         """
@@ -102,7 +103,7 @@ class State:
         """`update_s` of a rank that updates so many parameters."""
         recipe = self.recipe
         main = 2 * recipe.main_weight_bytes or recipe.weight_bytes
-        per_param = recipe.grad_bytes + main + 4 * recipe.moment_bytes + recipe.weight_bytes
+        per_param = 3 * recipe.grad_bytes + main + 4 * recipe.moment_bytes + recipe.weight_bytes
         gpu = self.case.cluster.gpu
         seconds = params * per_param / (gpu.hbm_bytes_per_s * self.assumed.optimizer)
         if not self.case.layout.offloads_state:

@@ -67,8 +67,8 @@ def draw(frame: "DataFrame") -> "Figure":
         times.plot(step["simulated_s"] * 1e3, range(len(step)), "D", label="assumed, simulated", **marks)  # type: ignore[arg-type]
         times.set_yticks(range(len(step)), step["operation"], fontsize=SMALL_PT)
         times.set_xlabel("ms in a step", labelpad=1.5)
-        for axes in (shares, times):
-            axes.invert_yaxis()
+        for axes, rows in ((shares, single), (times, step)):
+            axes.set_ylim(len(rows) - 0.4, -0.6)
             axes.grid(axis="x")
         stamp(times, one_source("costs: source", frame["source"]))
         handles, labels = times.get_legend_handles_labels()

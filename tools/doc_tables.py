@@ -2,7 +2,7 @@
 
 A test checks that they are as made. A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. Those of
 docs/gpus.md are of what is published: `moebench figure h200x2 --out results/published/h200x2` writes it again, and
-so do `megatron-ratio` and `levers`, with folders of their own.
+so do `megatron-ratio`, `levers` and `costs`, with folders of their own.
 """
 
 import re
@@ -30,7 +30,7 @@ from bench.models import get_model  # noqa: E402
 from bench.placement import Group, Placement  # noqa: E402
 from bench.predict import predict  # noqa: E402
 from bench.system import System, systems, trainers_of  # noqa: E402
-from experiments import fig7, levers, megatron_ratio  # noqa: E402
+from experiments import costs, fig7, levers, megatron_ratio  # noqa: E402
 from experiments._beside import tables as tables_of_runs  # noqa: E402
 from systems.disagmoe.planner.roofline import SIDES, roofline  # noqa: E402
 
@@ -106,10 +106,13 @@ def operations_table() -> str:
 
 
 def of_one_host() -> dict[str, str]:
-    """Of `ep` from our plan and of megatron-core itself; of recomputation and offload."""
+    """Of `ep` from our plan and of megatron-core itself; of recomputation and offload; of single operations."""
+    single = costs.published().data
     found = {
         "megatron": megatron_ratio.shown(pd.read_csv(megatron_ratio.FOLDER / "megatron-ratio.csv")),
         "levers": levers.shown(pd.read_csv(levers.FOLDER / "levers.csv")),
+        "single": costs.shown_single(single),
+        "step": costs.shown_step(single),
     }
     return {name: table(tuple(one.columns), [tuple(map(str, row)) for row in one.rows]) for name, one in found.items()}
 
