@@ -91,7 +91,8 @@ def _gpu_name(device: str) -> str:
 
 def single(gpu: str, device: str, quick: bool) -> list[dict[str, Any]]:
     """Single operations on this rank's device, a row each."""
-    from experiments._operations import SMALL, Device, Shapes, readings
+    from experiments._operations import readings
+    from experiments._timed import SMALL, Device, Shapes
 
     on = Device(device, SMALL if quick or device == "cpu" else Shapes())
     known, dtype = GPUS[gpu], on.dtype_name
