@@ -30,7 +30,7 @@ from bench.errors import BadInput
 from bench.flops import step_flops
 from bench.system import divisors, worthwhile_offloads, worthwhile_shares
 from systems.disagmoe.planner.choices import Choices
-from systems.disagmoe.planner.kinds import Kind, Shape, tiles
+from systems.disagmoe.planner.kinds import Kind, Shape, columns, tiles
 from systems.disagmoe.planner.tokens import Option
 
 Floats = NDArray[np.float64]
@@ -118,36 +118,34 @@ def problem(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None = 
     sequences, left = divmod(spec.workload.num_sequences, chosen.mbs)
     if left or not sequences:
         raise BadInput("layout.mbs", chosen.mbs, f"a divisor of the batch's {spec.workload.num_sequences} sequences")
-    shapes: list[Shape] = []
-    found: list[list[Floats]] = []
-    for depths, option in product(_depths(spec, chosen), _options(spec, chosen)):
-        kind = Kind(spec, chosen, assumptions, depths, option)
-        replicas, data = kind.candidates(sequences)
-        if len(data):
-            counts, which = np.unique(replicas, return_inverse=True)
-            found.append([(which + len(shapes)).astype(float), *kind.columns(sequences, replicas, data)])
-            shapes += [kind.shape(int(count)) for count in counts]
-    if not found:
+    alike = spec if spec.system == "any" else spec.model_copy(update={"system": "any"})
+    made = (Kind(alike, chosen, assumptions, *each) for each in product(_depths(spec, chosen), _options(spec, chosen)))
+    kinds = [kind for kind in made if len(kind.dealt.data)]
+    if not kinds:
         raise BadInput("tiling", chosen.tiling, f"a tiling with groups that fit {spec.cluster.name}")
-    number, data, used, microbatches, in_flight, *rest = (np.concatenate(each) for each in zip(*found, strict=True))
-    held, caps = rest[:4], rest[4:]
-    shape = number.astype(np.int64)
+    shapes: list[Shape] = []
+    numbers: list[NDArray[np.int64]] = []
+    for kind in kinds:
+        numbers.append(kind.dealt.expert.which + len(shapes))
+        shapes += [kind.shape(replicas) for replicas in kind.dealt.expert.different]
+    found = columns(spec, chosen, kinds)
+    shape = np.concatenate(numbers).astype(np.int64)
     experts = np.array([each.option.expert_ranks for each in shapes])[shape]
     return Problem(
         spec,
         chosen,
         tuple(shapes),
         shape=shape,
-        data_ranks=data.astype(np.int64),
-        num_gpus=used.astype(np.int64),
-        num_microbatches=microbatches.astype(np.int64),
-        in_flight=in_flight.astype(np.int64),
-        caps=np.stack(caps),
-        attention_bytes=held[0],
-        expert_bytes=held[1],
-        attention_kept=held[2],
-        expert_kept=held[3],
-        mixed=_mixed(spec, data.astype(np.int64), experts) & (not chosen.unequal),
+        data_ranks=found.data.astype(np.int64),
+        num_gpus=found.used.astype(np.int64),
+        num_microbatches=found.microbatches.astype(np.int64),
+        in_flight=found.in_flight.astype(np.int64),
+        caps=found.caps,
+        attention_bytes=found.attention_bytes,
+        expert_bytes=found.expert_bytes,
+        attention_kept=found.attention_kept,
+        expert_kept=found.expert_kept,
+        mixed=_mixed(spec, found.data.astype(np.int64), experts) & (not chosen.unequal),
         nics_per_gpu=spec.cluster.nics_per_node / spec.cluster.gpus_per_node,
         step_flops=step_flops(spec.model, spec.workload.seq_len, spec.workload.global_batch_tokens),
     )

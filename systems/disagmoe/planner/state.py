@@ -1,6 +1,6 @@
 """What a rank of each side holds from the first action to the last, and its optimizer step, for any M and R."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -24,7 +24,8 @@ def held_state(
 ) -> "HeldState":
     """Of p and p_F groups; how a layer is computed and dispatched makes no difference to it."""
     alike = replace(option, recompute="none", copies="rank")
-    return _held_state(spec.model_copy(update={"system": "any"}), alike, depths, homes, assumptions)
+    bare = spec if spec.system == "any" else spec.model_copy(update={"system": "any"})
+    return _held_state(bare, alike, depths, homes, assumptions)
 
 
 @lru_cache(maxsize=4096)
@@ -64,24 +65,22 @@ class HeldState:
             self.groups[group.name[0]].add(tuple((each.num_params, each.num_peers, each.step) for each in parts))
         self.known: dict[tuple[str, str, int], float] = {}
 
-    def static_bytes(self, name: str, data: Floats, replicas: Floats) -> Floats:
-        """[candidates] of M and R: bytes of the fullest rank of a kind of group, A or F."""
-        return self._each("bytes", self._static_bytes, name, data, replicas)
+    def static_bytes(self, name: str, numbers: Iterable[int]) -> Floats:
+        """[numbers] of M R (attention groups, A) or R (expert groups, F): bytes of the fullest rank of the kind."""
+        return self._each("bytes", self._static_bytes, name, numbers)
 
-    def update_s(self, name: str, data: Floats, replicas: Floats) -> Floats:
-        """[candidates] of M and R: seconds of the longest optimizer step on a kind of group, A or F."""
-        return self._each("update", self._update_s, name, data, replicas)
+    def update_s(self, name: str, numbers: Iterable[int]) -> Floats:
+        """[numbers] of the same: seconds of the longest optimizer step on a kind of group, A or F."""
+        return self._each("update", self._update_s, name, numbers)
 
-    def _each(self, what: str, value: Callable[[str, int], float], name: str, data: Floats, replicas: Floats) -> Floats:
-        """Of every candidate, each number of ranks looked at once: M R of attention groups, R of expert groups."""
-        numbers, which = np.unique((replicas if name == "F" else data * replicas).astype(int), return_inverse=True)
+    def _each(self, what: str, value: Callable[[str, int], float], name: str, numbers: Iterable[int]) -> Floats:
         found = []
-        for ranks in numbers.tolist():
+        for ranks in numbers:
             key = (what, name, ranks)
             if key not in self.known:
                 self.known[key] = value(name, ranks)
             found.append(self.known[key])
-        return np.array(found)[which]
+        return np.array(found)
 
     def _parts(self, name: str, ranks: int) -> Iterator[list[tuple[int, int]]]:
         """Of every group of a kind: pairs of parameters and of ranks that hold the same."""

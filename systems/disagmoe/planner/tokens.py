@@ -76,7 +76,8 @@ class TokenCosts:
 
 def token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> TokenCosts:
     """Costs of a token of the spec's workload. Raises BadInput for an option that the model does not have."""
-    return _token_costs(spec.model_copy(update={"system": "any"}), replace(option, offload="none"), assumptions)
+    alike = spec if spec.system == "any" else spec.model_copy(update={"system": "any"})
+    return _token_costs(alike, replace(option, offload="none"), assumptions)
 
 
 @lru_cache(maxsize=2048)
