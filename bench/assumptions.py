@@ -77,6 +77,10 @@ class Assumptions(BaseModel):
     communicator_bytes: Bytes
     fragmentation: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)]
 
+    def __hash__(self) -> int:
+        # A few fields tell most apart, and what is found once is looked up by these again and again.
+        return hash((self.gemm, self.kernel_s, self.transfer_s, self.communication_sms))
+
     def without_overheads(self) -> "Assumptions":
         """The same without fixed costs of kernels and transfers and without SMs given to communication."""
         return _without_overheads(self)

@@ -80,21 +80,30 @@ def busy(costs: Costs, likeness: Likeness) -> dict[Role, Floats]:
 
     def added(actions: list[Action]) -> dict[Role, Floats]:
         found: dict[Role, Floats] = {}
-
-        def add(role: Role, row: int, seconds: Floats) -> None:
-            if role not in found:
-                found[role] = np.zeros((5, len(seconds)))
-            found[role][row] += seconds
-
+        for role, seconds in costs.of_work("computing", likeness, lambda actions: _computing(costs, actions)).items():
+            found[role] = np.zeros((5, len(seconds)))
+            found[role][SMS] = seconds
         for action in actions:
-            num = times(action, costs.chunks)
             if action.kind in COMPUTES_AT:
-                add(COMPUTES_AT[action.kind], SMS, num * costs.seconds(action))
                 continue
-            source, target = carries_between(action)
+            num = times(action, costs.chunks)
             ports = costs.ports(action)
-            for row, seconds in zip((NIC_OUT, NVLINK_OUT, NIC_IN, NVLINK_IN), ports[:4], strict=True):
-                add(source if row < NIC_IN else target, row, num * seconds)
+            source, target = carries_between(action)
+            for role, first, rows in ((source, NIC_OUT, ports[:2]), (target, NIC_IN, ports[2:4])):
+                if role not in found:
+                    found[role] = np.zeros((5, len(rows[0])))
+                for row, seconds in enumerate(rows, start=first):
+                    found[role][row] += seconds if num == 1 else num * seconds
         return found
 
     return dict(costs.of_likeness("busy", likeness, added))
+
+
+def _computing(costs: Costs, actions: list[Action]) -> dict[Role, Floats]:
+    """[ranks]: seconds that one micro-batch of a layer takes of the SMs, by role."""
+    found: dict[Role, Floats] = {}
+    for action in actions:
+        if action.kind in COMPUTES_AT:
+            role, seconds = COMPUTES_AT[action.kind], times(action, costs.chunks) * costs.seconds(action)
+            found[role] = found[role] + seconds if role in found else seconds
+    return found

@@ -102,6 +102,10 @@ class Workload(_Frozen):
         fields: dict[str, Any] = handler(self)
         return fields if self.recorded is not None else {k: v for k, v in fields.items() if k != "recorded"}
 
+    def __hash__(self) -> int:
+        # A few fields tell most apart, and what is found once is looked up by these again and again.
+        return hash((self.seq_len, self.global_batch_tokens, self.routing))
+
     @property
     def num_sequences(self) -> int:
         """GBS in sequences. Raises BadInput where the sequence length does not divide the global batch."""

@@ -74,6 +74,10 @@ class Cluster(BaseModel):
     nvlink_latency_s: Latency
     nic_latency_s: Latency
 
+    def __hash__(self) -> int:
+        # A few fields tell most apart, and what is found once is looked up by these again and again.
+        return hash((self.name, self.num_nodes, self.gpus_per_node))
+
     @property
     def num_gpus(self) -> int:
         return self.num_nodes * self.gpus_per_node

@@ -37,9 +37,11 @@ class ComputationCosts(Holding):
 
         With offloaded activations it takes no less than their way over the host's link, which runs beside it.
         """
-        return self._cached(
-            ("seconds", *self._likeness(action)), lambda: self._with_offload(action, self._seconds(action))
-        )
+        # What is kept decides what goes to the host; otherwise it matters only whether the forward runs once more.
+        again = self.recompute if self.case.layout.offloads_activations else self.computes_again(action)
+        sends = action.pass_ is Pass.R and self.recompute == "redispatch"
+        key = ("seconds", again, sends, self.case.layout.offloads_activations, *self._likeness(action))
+        return self._once(key, lambda: self._with_offload(action, self._seconds(action)))
 
     def flops(self, action: Action) -> Floats:
         """[ranks of its group]: model FLOPs of a compute action; what is computed again does not count."""

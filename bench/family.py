@@ -91,6 +91,10 @@ class Family:
         """What `make` gives for a likeness's actions, made once for all placements where these cost the same."""
         return self._cached((what, likeness.key), lambda: make(self.actions_of(likeness)))
 
+    def of_work(self, what: str, likeness: Likeness, make: Callable[[list[Action]], Any]) -> Any:
+        """`of_likeness` of what depends on compute actions alone."""
+        return self._cached((what, likeness.work), lambda: make(self.actions_of(likeness)))
+
     def of_placement(self, what: str, make: Callable[[], Any]) -> Any:
         """What `make` gives for the whole placement, made once for all cases where its actions cost the same."""
         return self._cached((what, self.placement), make)

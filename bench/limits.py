@@ -11,10 +11,10 @@ from typing import NamedTuple
 from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions
 from bench.bound import placement_bound_s
-from bench.case import Case, CaseSpec, batch_of
+from bench.case import Batch, Case, CaseSpec, batch_of
 from bench.cost import Costs
 from bench.placement import Placement
-from bench.predict import COST_FIELDS, costs_of
+from bench.predict import COST_FIELDS, new_costs
 from bench.program import Held
 from bench.system import KnowsInFlight, System, get_system
 from bench.tally import COMPUTES_AT, Role, times
@@ -48,15 +48,15 @@ class Limits:
         key = placement, batch.num_replicas, _choice(case.layout)
         shared = self._known.get(key)
         if shared is None:
-            shared = self._known[key] = self._shared(case, placement, batch.num_microbatches)
+            shared = self._known[key] = self._shared(case, placement, batch)
         in_flight = self._in_flight(case)
         least = max(static + in_flight.get(name, 1.0) * kept for name, static, kept in shared.held)
         # The dearer of the two, and of no use where memory decides.
         return None if least > self.capacity_bytes else shared.bound_s(), least
 
-    def _shared(self, case: Case, placement: Placement, num_microbatches: int) -> _Shared:
-        costs = costs_of(_in_one_piece(case), placement, self.assumptions)
-        bound_s = cache(lambda: placement_bound_s(placement, costs, num_microbatches))
+    def _shared(self, case: Case, placement: Placement, batch: Batch) -> _Shared:
+        costs = new_costs(_in_one_piece(case), placement, batch.num_replicas, self.assumptions)
+        bound_s = cache(lambda: placement_bound_s(placement, costs, batch.num_microbatches))
         return _Shared(bound_s, _held(costs, kept_bytes(placement, costs)))
 
 
@@ -107,5 +107,5 @@ def _kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
         }
 
     counted = costs.tally
-    sums = counted.sums(lambda likeness: costs.of_likeness("kept", likeness, kept), 0.0)
+    sums = counted.sums(lambda likeness: costs.of_work("kept", likeness, kept), 0.0)
     return {group.name: sums[counted.like[group.name]] for group in placement.groups}

@@ -48,6 +48,11 @@ class Ports(NamedTuple):
     nvlink_receive_s: Floats
     latency_s: Floats
 
+    def times(self, number: int) -> "Ports":
+        """Those of so many times the bytes."""
+        nic_out, nvlink_out, nic_in, nvlink_in = (number * seconds for seconds in self[:4])
+        return Ports(nic_out, nvlink_out, nic_in, nvlink_in, self.latency_s)
+
 
 class Message(NamedTuple):
     """A transfer's bytes.
@@ -63,6 +68,10 @@ class Message(NamedTuple):
     nvlink_bytes: Floats
     relayed_bytes: Floats
     cross_rail_bytes: Floats
+
+    def times(self, number: int) -> "Message":
+        """So many times the bytes."""
+        return Message(*(number * num_bytes for num_bytes in self))
 
     @property
     def crossing(self) -> Floats:

@@ -199,6 +199,10 @@ class Model(BaseModel):
     def num_moe_layers(self) -> int:
         return self.num_layers - self.num_dense_layers
 
+    def __hash__(self) -> int:
+        # A few fields tell most apart, and what is found once is looked up by these again and again.
+        return hash((self.name, self.num_layers, self.num_experts, self.top_k))
+
     def window(self, layer: int) -> int:
         """Attention window of a layer in tokens, the token itself included; 0 is full attention."""
         self._check_layer(layer)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,10 +98,19 @@ def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Cost
     spec = (case.model, case.cluster, case.workload)
     num_replicas = batch_of(case, placement).num_replicas
     same_costs = Layout(**{field: getattr(case.layout, field) for field in COST_FIELDS})
-    return _costs(*spec, same_costs, placement, num_replicas, assumptions)
+    return _known_costs(*spec, same_costs, placement, num_replicas, assumptions)
+
+
+def new_costs(case: Case, placement: Placement, num_replicas: int, assumptions: Assumptions) -> Costs:
+    """`costs_of` of a case of which it is known that no other layout shares its costs."""
+    return _costs(case.model, case.cluster, case.workload, case.layout, placement, num_replicas, assumptions)
 
 
 @lru_cache(maxsize=256)
+def _known_costs(*given: Any) -> Costs:
+    return _costs(*given)
+
+
 def _costs(
     model: Model,
     cluster: Cluster,

@@ -59,12 +59,29 @@ def carries_between(transfer: Action) -> tuple[Role, Role]:
 class Likeness(NamedTuple):
     """Layers of one placement (`layer` None: what stands before the first layer and behind the last) that cost alike.
 
-    `key` is equal for likenesses of two placements where the same actions cost the same.
+    `key` is equal for likenesses of two placements where the same actions cost the same; `work` where the same compute
+    actions do, wherever the groups lie.
     """
 
     layer: int | None
     direction: int
     key: Hashable
+    work: Hashable
+
+
+class _Once:
+    """A key, equal where its parts are, that is hashed once: its parts are many, and it is looked up often."""
+
+    __slots__ = ("_hash", "parts")
+
+    def __init__(self, *parts: Hashable) -> None:
+        self.parts, self._hash = parts, hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Once) and self._hash == other._hash and self.parts == other.parts)
 
 
 class Tally(NamedTuple):
@@ -118,12 +135,15 @@ def tally(model: Model, placement: Placement, nodes: Nodes, layers_alike: bool) 
             roles = _roles(seen, layer)
             named = tuple(roles.items())
             if named not in lies:
-                lies[named] = _lies(seen, roles, nodes)
-            key = lies[named], _kind(model, seen, layer)
-            known = key if layers_alike else (layer, direction)
-            number = numbers.setdefault(known, len(likenesses))
+                lies[named] = _Once(_lies(seen, roles, nodes))
+            kind = _kind(model, seen, layer)
+            key: Hashable = _Once(lies[named], kind)
+            work = _work(seen, roles, kind)
+            if not layers_alike:
+                key = work = _Once(layer, direction, key)
+            number = numbers.setdefault(key, len(likenesses))
             if number == len(likenesses):
-                likenesses.append(Likeness(layer, direction, key))
+                likenesses.append(Likeness(layer, direction, key, work))
             of_layer[direction, 0 if layer is None else layer + 1] = number
             for role, name in roles.items():
                 mine = counts[name]
@@ -179,6 +199,12 @@ def _roles(seen: Placement, layer: int | None) -> dict[Role, str]:
 def _lies(seen: Placement, roles: dict[Role, str], nodes: Nodes) -> Hashable:
     groups = [(role, seen.by_name[name]) for role, name in roles.items()]
     return tuple((a, b, one is other, lie(one, other, nodes)) for a, one in groups for b, other in groups if a <= b)
+
+
+def _work(seen: Placement, roles: dict[Role, str], kind: Hashable) -> Hashable:
+    """What groups compute for a layer of a kind: by role their sizes, and whether x is formed where it is not used."""
+    sizes = tuple((role, seen.by_name[name].size) for role, name in roles.items())
+    return _Once(kind, sizes, roles.get(Role.JOIN) != roles[Role.NEXT])
 
 
 def _kind(model: Model, seen: Placement, layer: int | None) -> Hashable:

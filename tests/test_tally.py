@@ -36,9 +36,12 @@ def test_layers_that_are_not_alike_have_every_action_once(case: Case) -> None:
     assert set(found) == {action for action in every_action(case) if action.chunk == 0}
 
 
+@pytest.mark.parametrize("routing", ["balanced", "zipf:1", "rotating-hot-rank"])
 @settings(max_examples=25, deadline=None)
-@given(cases())
-def test_sums_are_those_over_every_action(case: Case) -> None:
+@given(case=cases())
+def test_sums_are_those_over_every_action(routing: str, case: Case) -> None:
+    workload = case.workload.model_copy(update={"routing": routing})
+    case = case.model_copy(update={"workload": workload})
     plan = plan_of(case)
     costs = costs_of(case, plan.placement, get_assumptions("h200-measured"))
     sums = costs.tally.sums(lambda likeness: busy(costs, likeness), np.zeros((5, 1)))

@@ -1,6 +1,7 @@
 """Where DisagMoE puts the parts: p attention groups of M ranks, p (or p_F) expert groups of N, layers dealt in turn."""
 
 from functools import lru_cache
+from operator import attrgetter
 
 from bench.case import Layout
 from bench.errors import BadInput
@@ -29,25 +30,45 @@ def place(model: Model, layout: Layout) -> Placement:
     x_{l+1} is formed where it is used: expert outputs of layer l go straight to the attention group of layer l+1. The
     embedding lives on A0; the head where the next chunk would, or on `head_group`. Raises BadInput.
     """
-    p, chunk = layout.groups, layout.layers_per_chunk
-    require_divides("layout.expert_ranks", layout.expert_ranks, model.num_experts, f"experts of {model.name}")
-    p_f = expert_depth(layout)
+    return _place(model, *_choice(layout))
+
+
+_choice = attrgetter(
+    *("attention_ranks", "expert_ranks", "groups", "expert_groups"),
+    *("layers_per_chunk", "shift_at", "head_group", "shared_on"),
+)
+
+
+@lru_cache(maxsize=1024)
+def _place(
+    model: Model,
+    m: int,
+    n: int,
+    p: int,
+    expert_groups: int | None,
+    chunk: int,
+    shift_at: int | None,
+    head_group: int | None,
+    shared_on: str,
+) -> Placement:
+    require_divides("layout.expert_ranks", n, model.num_experts, f"experts of {model.name}")
+    p_f = p if expert_groups is None else expert_groups
     for field, depth in (("layout.groups", p), ("layout.expert_groups", p_f)):
         if depth * chunk > model.num_layers:
             allowed = f"groups x layers_per_chunk of at most {model.num_layers} layers of {model.name}"
             raise BadInput(field, depth, allowed)
-    if layout.shared_on == "expert" and not model.num_shared_experts:
+    if shared_on == "expert" and not model.num_shared_experts:
         raise BadInput("layout.shared_on", "expert", f"attention for {model.name}, which has no shared experts")
-    if layout.shift_at is not None and (layout.shift_at >= model.num_layers or layout.shift_at % chunk):
+    if shift_at is not None and (shift_at >= model.num_layers or shift_at % chunk):
         allowed = f"a multiple of layers_per_chunk={chunk} below the {model.num_layers} layers of {model.name}"
-        raise BadInput("layout.shift_at", layout.shift_at, allowed)
-    turn = turns(model.num_layers, p, chunk, layout.shift_at)
-    head = turn[-1] if layout.head_group is None else layout.head_group
+        raise BadInput("layout.shift_at", shift_at, allowed)
+    turn = turns(model.num_layers, p, chunk, shift_at)
+    head = turn[-1] if head_group is None else head_group
     if head >= p:
         raise BadInput("layout.head_group", head, f"0 to {p - 1}")
     experts = tuple((layer // chunk) % p_f for layer in range(model.num_layers))
-    sizes = ((p, layout.attention_ranks), (p_f, layout.expert_ranks))
-    return _placed(model, sizes, tuple(turn[:-1]), experts, head, layout.shared_on)
+    sizes = ((p, m), (p_f, n))
+    return _placed(model, sizes, tuple(turn[:-1]), experts, head, shared_on)
 
 
 @lru_cache(maxsize=256)
