@@ -13,7 +13,7 @@ import psutil
 import pytest
 from cases import make_case
 from test_cli import call, call_json
-from test_verify import DENSE_FIRST, FOUR_LAYERS, SHARED, SIGMOID, SMALL, Trial, check
+from verify_trials import DENSE_FIRST, FOUR_LAYERS, SHARED, SIGMOID, SMALL, Trial, check
 
 from bench.action import Kind, Pass, unpack, view
 from bench.case import Case

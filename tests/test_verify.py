@@ -5,102 +5,30 @@ Models are as small as they can be with everything in them: a case takes a fract
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from cases import make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import in_chunks
 
-from bench.case import Case
-from bench.errors import BadInput
 from bench.execute.pool import RankPool
 from bench.lower import lower
-from bench.models import Model
 
 torch = pytest.importorskip("torch")
+
+from verify_trials import DENSE_FIRST, FOUR_LAYERS, SHARED, SIGMOID, SIX_EXPERTS, SMALL, Trial, af, check, ep  # noqa: E402
 
 from bench.execute.host_state import HostState  # noqa: E402
 from bench.execute.init import parameter_shapes  # noqa: E402
 from bench.execute.island import Island  # noqa: E402
 from bench.execute.job import Job  # noqa: E402
 from bench.execute.parts import AttentionPart, ExpertPart  # noqa: E402
-from bench.execute.report import VerifyReport  # noqa: E402
 from bench.execute.sync import OptimizerSettings  # noqa: E402
-from bench.execute.verify import RankOutcome, ReferenceStep, holders, step_on_rank, verify  # noqa: E402
-
-SMALL = Model(
-    name="small",
-    num_layers=2,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    num_experts=4,
-    top_k=2,
-    expert_hidden_size=24,
-    vocab_size=64,
-)
-SHARED = {"num_shared_experts": 1, "shared_hidden_size": 40}
-DENSE_FIRST = {"num_layers": 3, "num_dense_layers": 1, "dense_hidden_size": 48}
-SIGMOID = {
-    "qk_norm": True,
-    "router_score": "sigmoid",
-    "router_scale": 2.5,
-    "aux_loss_coeff": 0.02,
-    "z_loss_coeff": 0.01,
-}
-SIX_EXPERTS = {"num_experts": 6}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A case to verify: system, layout, changes to the model, and how tokens choose experts."""
-
-    system: str
-    layout: dict[str, Any]
-    model: dict[str, Any] = field(default_factory=dict)
-    microbatches: int = 2
-    routing: str = "learned"
-    dtype: str = "fp32"
-
-    def case(self, seed: int = 0) -> Case:
-        model = Model(**{**SMALL.model_dump(), **self.model})
-        case = make_case(self.system, model, microbatches=self.microbatches, **self.layout)
-        changes = {"routing": self.routing, "seed": seed, "dtype": self.dtype}
-        return case.model_copy(update={"workload": case.workload.model_copy(update=changes)})
-
-    def __str__(self) -> str:
-        """For pytest."""
-        words = [f"{key}={value}" for key, value in {**self.layout, **self.model}.items()]
-        return " ".join([self.system, *words, f"m={self.microbatches}", self.routing, self.dtype])
-
-
-def ep(**layout: Any) -> dict[str, Any]:
-    return layout
-
-
-def af(m: int, n: int, groups: int = 1, **layout: Any) -> dict[str, Any]:
-    """M attention ranks and N expert ranks a group."""
-    return {"attention_ranks": m, "expert_ranks": n, "groups": groups, **layout}
-
-
-def check(trial: Trial, pool: RankPool, **options: Any) -> VerifyReport:
-    report = verify(trial.case(), pool, **options)
-    assert report.ok, str(report)
-    # Clipping is active, and no comparison is empty.
-    assert report.reference_grad_norm > 0
-    assert len(report.parameters) > 10
-    return report
-
-
-FOUR_LAYERS = {"num_layers": 4}
+from bench.execute.verify import RankOutcome, ReferenceStep, step_on_rank, verify  # noqa: E402
 
 EXPERT_PARALLEL = [
     Trial("ep", ep(ep=1)),
@@ -461,132 +389,3 @@ def test_some_bf16_run_has_flips(pool: RankPool) -> None:
     assert report.flips > 0
     assert report.replayed
     assert report.free.worst_gradient_error > 2 * report.worst.gradient_error
-
-
-class Finished(NamedTuple):
-    reference: ReferenceStep
-    outcomes: list[RankOutcome]
-
-
-@pytest.fixture(scope="module")
-def finished(pool: RankPool) -> Finished:
-    """A step that went well: two replicas of everything, nothing sharded away."""
-    trial = Trial("disagmoe", af(1, 2, replicas=2, shard_state=False), SHARED)
-    job = Job.of(trial.case(), "synthetic")
-    reference = ReferenceStep(job)
-    return Finished(reference, pool.run(step_on_rank, job, reference.settings, world_size=job.world_size))
-
-
-def spoilt(finished: Finished) -> list[RankOutcome]:
-    return copy.deepcopy(finished.outcomes)
-
-
-def test_the_report_says_ok_in_a_few_lines(finished: Finished) -> None:
-    report = finished.reference.compare(finished.outcomes)
-    assert report.ok
-    assert report.problems == ()
-    assert "ok" in str(report).splitlines()[0]
-    rows = report.table()
-    assert len(rows) == len(report.parameters)
-    assert {len(row) for row in rows} == {len(report.COLUMNS)}
-    assert rows[0][0] == report.worst.name
-
-
-def test_a_slightly_wrong_gradient_is_found(finished: Finished) -> None:
-    outcomes = spoilt(finished)
-    for outcome in outcomes:
-        for grad in (g for name, g in outcome.grads.items() if name == "layers.1.experts.2.fc2"):
-            grad *= 1 + 3e-5
-    report = finished.reference.compare(outcomes)
-    assert [line.split(":")[0] for line in report.problems] == ["layers.1.experts.2.fc2"]
-    assert not report.ok
-
-
-def test_copies_that_differ_in_one_bit_are_found(finished: Finished) -> None:
-    outcomes = spoilt(finished)
-    weight = outcomes[3].weights["head.weight"]
-    weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(10.0))
-    (problem,) = finished.reference.compare(outcomes).problems
-    assert problem == "head.weight: differs between ranks 0, 3"
-
-
-def test_misplaced_parameters_are_found(finished: Finished) -> None:
-    outcomes = spoilt(finished)
-    outcomes[1].grads["embed.weight"] = outcomes[0].grads["embed.weight"]
-    outcomes[1].weights["embed.weight"] = outcomes[0].weights["embed.weight"]
-    for outcome in outcomes:
-        outcome.grads.pop("layers.0.experts.1.fc1", None)
-    problems = finished.reference.compare(outcomes).problems
-    assert problems == (
-        "embed.weight: on ranks (0, 1, 3), and should be on (0, 3)",
-        "layers.0.experts.1.fc1: on ranks (), and should be on (1, 4)",
-    )
-
-
-@pytest.mark.parametrize(
-    ("field", "change", "words"),
-    [("loss", 1e-5, "loss: error"), ("grad_norm", 1e-3, "gradient norm: error"), ("loss", float("nan"), "loss: error")],
-)
-def test_wrong_numbers_are_found(finished: Finished, field: str, change: float, words: str) -> None:
-    outcomes = spoilt(finished)
-    outcomes[0] = dataclasses.replace(outcomes[0], **{field: getattr(outcomes[0], field) * (1 + change)})
-    (problem,) = finished.reference.compare(outcomes).problems
-    assert problem.startswith(words)
-
-
-def test_a_step_of_the_wrong_length_is_found(finished: Finished) -> None:
-    """Clipping left out, for one: weights move twice as far."""
-    reference, outcomes = finished
-    unclipped = dataclasses.replace(reference.settings, max_norm=1e9)
-    try:
-        reference.settings, right = unclipped, reference.settings
-        problems = reference.compare(outcomes).problems
-    finally:
-        reference.settings = right
-    assert any("weight error" in line for line in problems)
-
-
-def test_expert_choices_that_differ_are_counted_and_limited(finished: Finished) -> None:
-    outcomes = spoilt(finished)
-    ids = next(iter(outcomes[0].expert_ids.values()))
-    ids[:, :6] = (ids[:, :6] + 2) % 4
-    report = finished.reference.compare(outcomes)
-    assert report.replayed
-    assert report.flips > report.tolerance.most_flips(report.num_choices)
-    assert any("expert choices differ" in line for line in report.problems)
-
-
-def test_holders_are_what_the_placement_says() -> None:
-    trial = Trial("disagmoe", af(1, 2, 2, replicas=2, shared_on="expert", cluster="h800x2"), SHARED)
-    job = Job.of(trial.case(), "synthetic")
-    found = holders(job.case.model, job.program.plan.placement, 2)
-    # A replica's ranks: A0 = 0, A1 = 1, F0 = 2..3, F1 = 4..5; the second replica begins at 6.
-    assert found["embed.weight"] == (0, 6)
-    assert found["layers.1.attention.qkv.weight"] == (1, 7)
-    assert found["layers.0.shared.fc1"] == (2, 3, 8, 9)
-    assert found["layers.1.experts.3.fc2"] == (5, 11)
-
-
-def test_two_directions_have_holders_at_both_ends() -> None:
-    trial = Trial("dualpipe", ep(ep=2, pp=4, replicas=2, cluster="h800x2"), FOUR_LAYERS, 8)
-    job = Job.of(trial.case(), "synthetic")
-    found = holders(job.case.model, job.program.plan.placement, 2)
-    # A replica's ranks: S0 = 0..1, S1 = 2..3, S2 = 4..5, S3 = 6..7; the second replica begins at 8.
-    assert found["embed.weight"] == found["head.weight"] == (0, 1, 6, 7, 8, 9, 14, 15)
-    assert found["layers.1.attention.qkv.weight"] == (2, 3, 4, 5, 10, 11, 12, 13)
-    assert found["layers.2.experts.3.fc1"] == (3, 5, 11, 13)
-
-
-def test_bad_cases_are_refused(pool: RankPool) -> None:
-    with pytest.raises(BadInput, match="at least 12"):
-        verify(Trial("disagmoe", af(2, 4, 2, cluster="h800x2")).case(), pool)
-    with pytest.raises(BadInput, match="dtype"):
-        verify(Trial("ep", ep(ep=1)).case(), pool, dtype="fp8")
-    with pytest.raises(BadInput, match="copies"):
-        verify(Trial("disagmoe", af(2, 2, copies="node")).case(), pool)
-    with pytest.raises(BadInput, match="attention_bias"):
-        verify(Trial("ep", ep(ep=1), {"attention_bias": True}).case(), pool)
-    with pytest.raises(BadInput, match=r"'comet' .* its plan is modelled-only"):
-        verify(Trial("comet", ep(ep=2, chunks=8, comm_sms=4)).case(), pool)
-    with pytest.raises(BadInput, match=r"layout\.chunks: 3 .* a divisor of a micro-batch's 16 tokens"):
-        verify(Trial("tutel", ep(ep=2, chunks=3)).case(), pool)
