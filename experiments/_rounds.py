@@ -10,6 +10,7 @@ from bench.clusters import CLUSTERS, Cluster
 from bench.errors import BadInput
 from bench.flops import step_flops
 from bench.metrics import mfu
+from bench.predict import Prediction
 from bench.results import read_trials
 from bench.trial import Trial
 from experiments import Request
@@ -98,3 +99,8 @@ def median_of(rounds: Sequence[Trial], metric: str) -> float | None:
     """Median of a metric over the rounds that have it; None where none has."""
     values = [value for trial in rounds if (value := trial.metrics.get(metric)) is not None]
     return median(values) if values else None
+
+
+def tensor_bytes(found: Prediction) -> float:
+    """Bytes of the fullest rank that torch's allocator counts: what a layout reserves besides is not of tensors."""
+    return found.peak_memory_bytes - found.memory_parts.get("reserve", 0.0)

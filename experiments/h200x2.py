@@ -31,7 +31,7 @@ from bench.transports import NCCL_BLOCKS
 from bench.trial import Trial
 from experiments import Evidence, Request
 from experiments._beside import tables
-from experiments._rounds import median_of, num_gpus, pair_of_processes, published_in, row_of
+from experiments._rounds import median_of, num_gpus, pair_of_processes, published_in, row_of, tensor_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -289,13 +289,13 @@ def _row(rounds: Sequence[Trial]) -> dict[str, Any]:
     row = row_of(rounds, case.cluster.num_gpus, {"transport": _transport(how), "serial": how["serial"]})
     for name in ("fraction_of_bound", "overlapped_fraction", "send_s", "peak_memory_bytes"):
         row[name] = median_of(rounds, name)
-    peak = row["peak_memory_bytes"]
+    peak, tensors = row["peak_memory_bytes"], tensor_bytes(found)
     return row | {
         "predicted_step_time_s": simulated.step_s,
         "predicted_over_measured": simulated.step_s / row["step_time_s"],
         "predicted_send_s": simulated.send_s,
         "predicted_fraction_of_bound": simulated.fraction_of_bound,
-        "predicted_peak_memory_bytes": found.peak_memory_bytes,
-        "predicted_over_measured_memory": found.peak_memory_bytes / peak if peak else None,
+        "predicted_peak_memory_bytes": tensors,
+        "predicted_over_measured_memory": tensors / peak if peak else None,
         "assumptions": DEFAULT_ASSUMPTIONS,
     }

@@ -19,7 +19,7 @@ from bench.predict import GIB, predict
 from bench.results import PUBLISHED, Store
 from bench.trial import Trial
 from experiments import Evidence, Request, Table
-from experiments._rounds import interleaved, measured_or_published, median_of, pair_of_processes, row_of
+from experiments._rounds import interleaved, measured_or_published, median_of, pair_of_processes, row_of, tensor_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -110,7 +110,7 @@ def _row(lever: str, rounds: Sequence[Trial]) -> dict[str, Any]:
     return row | {
         "peak_memory_bytes": median_of(rounds, "peak_memory_bytes"),
         "predicted_step_time_s": found.step_time_s,
-        "predicted_peak_memory_bytes": found.peak_memory_bytes - found.memory_parts.get("reserve", 0.0),
+        "predicted_peak_memory_bytes": tensor_bytes(found),
         "assumptions": DEFAULT_ASSUMPTIONS,
     }
 
