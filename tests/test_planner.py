@@ -254,9 +254,10 @@ def test_bytes_of_a_rank_are_those_of_the_cost_model() -> None:
         for side in "AF":
             names = [group.name for group in placement.groups if group.name[0] == side]
             held = max(costs.static_bytes(name) for name in names)
-            assert state.static_bytes(side, [8 if side == "A" else 1])[0] == pytest.approx(held, rel=1e-6)
+            ranks = (np.array([8.0]), np.array([1.0]), np.array([8.0]))
+            assert state.static_bytes(side, *ranks)[0] == pytest.approx(held, rel=1e-6)
             update_s = max(costs.update_s(name) for name in names)
-            assert state.update_s(side, [8 if side == "A" else 1])[0] == pytest.approx(update_s, rel=1e-6)
+            assert state.update_s(side, *ranks)[0] == pytest.approx(update_s, rel=1e-6)
 
 
 def test_neighbours_can_all_be_planned() -> None:

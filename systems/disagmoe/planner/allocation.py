@@ -65,8 +65,7 @@ class Allocation:
     def seconds(self) -> Mapping[str, float]:
         """Seconds that each resource is busy in a step; the longest decide."""
         caps = self.problem.caps[:, self.candidate].copy()
-        shape = self.problem.shapes[self.problem.shape[self.candidate]]
-        own = (int(self.problem.data_ranks[self.candidate]), shape.option.expert_ranks)
+        own = (int(self.problem.data_ranks[self.candidate]), int(self.problem.expert_ranks[self.candidate]))
         for row, nics, ranks in zip((ATTENTION_NICS, EXPERT_NICS), self.nics, own, strict=True):
             caps[row] *= nics / (ranks * self.problem.nics_per_gpu)
         return {name: 0.0 if np.isinf(cap) else float(1.0 / cap) for name, cap in zip(RESOURCES, caps, strict=True)}

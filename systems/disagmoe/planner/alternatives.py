@@ -48,7 +48,7 @@ def by_groups(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> lis
 
 def by_replicas(problem: Problem, *, time_limit_s: float = DEFAULT_LIMIT_S) -> list[Allocation]:
     """The best allocation of each number of replicas that has one, fastest first."""
-    return _each_best(problem, np.array([shape.replicas for shape in problem.shapes])[problem.shape], time_limit_s)
+    return _each_best(problem, problem.replicas, time_limit_s)
 
 
 def _each_best(problem: Problem, column: NDArray[np.int64], time_limit_s: float) -> list[Allocation]:
@@ -59,6 +59,5 @@ def _each_best(problem: Problem, column: NDArray[np.int64], time_limit_s: float)
 
 def _splits(problem: Problem) -> NDArray[np.int64]:
     """[candidates, 4]: p, p_F, M, N."""
-    shapes = [(shape.groups, shape.expert_groups, shape.option.expert_ranks) for shape in problem.shapes]
-    of_shape = np.array(shapes)[problem.shape]
-    return np.stack([of_shape[:, 0], of_shape[:, 1], problem.data_ranks, of_shape[:, 2]], axis=1)
+    depths = [problem.of_shape(lambda shape: shape.groups), problem.of_shape(lambda shape: shape.expert_groups)]
+    return np.stack([*depths, problem.data_ranks, problem.expert_ranks], axis=1)

@@ -1,6 +1,6 @@
-"""Candidates of one depth and option in numbers: what they hold, and what each resource allows; see `problem`."""
+"""Candidates of one depth in numbers: what they hold, and what each resource allows; see `problem`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,180 +13,147 @@ from bench.case import CaseSpec
 from bench.clusters import Cluster
 from bench.system import divisors
 from systems.disagmoe.planner.choices import Choices
-from systems.disagmoe.planner.state import held_state
-from systems.disagmoe.planner.tokens import NIC_RECEIVE, NIC_SEND, Option, Side, TokenCosts, token_costs
+from systems.disagmoe.planner.state import HeldState, held_state
+from systems.disagmoe.planner.tokens import NIC_RECEIVE, NIC_SEND, Option, Side, TokenCosts
 from systems.disagmoe.shift import Homes, best_shift, spreads, turns
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_SIDES = "AF"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """p, p_F, N, R and the layer's option; `load` are seconds of one step for one rank a group, by resource."""
+    """p, p_F and the layer's option, N among it; where head and layers are."""
 
     groups: int
     expert_groups: int
     option: Option
-    replicas: int
     homes: Homes
-    load: tuple[float, ...]
-    latency: "Latency"
 
 
-class Latency(NamedTuple):
-    """Seconds per token of a micro-batch's way forth and back, with nothing else in the way.
+class Table(NamedTuple):
+    """What a token of every option costs: `costs` has one more axis than those of one option, the first, of options."""
 
-    attention_s, expert_s, transfer_s of a token on its attention rank; expert_s and expert_transfer_s times M / N.
-    """
-
-    attention_s: Floats | float
-    expert_s: Floats | float
-    transfer_s: Floats | float
-    expert_transfer_s: Floats | float
-
-    def of(self, tokens: Floats | float, attention: Floats, expert: Floats | int) -> Floats:
-        """Of a micro-batch of `tokens` an attention rank, over candidates; the seconds may be over candidates, too."""
-        more = attention / expert
-        transfer_s = np.maximum(self.transfer_s, self.expert_transfer_s * more)
-        return np.asarray(tokens * (self.attention_s + self.expert_s * more + transfer_s))
-
-
-class Dealt(NamedTuple):
-    """[candidates] of R and of M, and for each side the numbers of ranks or replicas that its state is spread over."""
-
-    replicas: Floats
-    data: Floats
-    attention: "Numbers"
-    expert: "Numbers"
-
-
-class Numbers(NamedTuple):
-    """Different numbers, ascending, and of every candidate the place of its own."""
-
-    different: tuple[int, ...]
-    which: NDArray[np.int64]
+    options: tuple[Option, ...]
+    costs: TokenCosts
 
     @classmethod
-    def of(cls, column: Floats) -> "Numbers":
-        different, which = np.unique(column.astype(int), return_inverse=True)
-        return cls(tuple(different.tolist()), which)
+    def of(cls, options: Sequence[Option], costs: Sequence[TokenCosts]) -> "Table":
+        def stacked(name: str) -> Side:
+            sides = [getattr(each, name) for each in costs]
+            return Side(*(np.stack([getattr(side, field) for side in sides]) for field in vars(sides[0])))
+
+        embed_s = np.array([each.embed_s for each in costs])
+        return cls(tuple(options), TokenCosts(stacked("attention"), stacked("expert"), embed_s))
+
+    def each(self, field: str) -> Floats:
+        return np.array([getattr(option, field) for option in self.options], dtype=float)
 
 
 class Kind:
-    """Candidates of one depth and option: all numbers of replicas and of data ranks."""
+    """Candidates of one depth: all options, numbers of replicas and of data ranks."""
 
     def __init__(
-        self, spec: CaseSpec, choices: Choices, assumptions: Assumptions, depths: tuple[int, int], option: Option
+        self, spec: CaseSpec, choices: Choices, assumptions: Assumptions, depths: tuple[int, int], table: Table
     ) -> None:
-        self.depths, self.option = depths, option
-        costs = token_costs(spec, option, assumptions)
-        self.busiest = _busiest(spec, costs, *depths)
-        self.state = held_state(spec, option, depths, self.busiest.homes, assumptions)
-        self.kept = _kept(spec, option, costs, self.busiest, choices.mbs)
-        self.latency = _latency(costs, depths[0])
-        sequences = spec.workload.num_sequences // choices.mbs
-        shared = option.tp * option.cp
-        self.dealt = _dealt_out(spec.cluster, choices.tiling, sequences, depths, option.expert_ranks, shared)
+        self.spec, self.choices, self.assumptions, self.depths, self.table = spec, choices, assumptions, depths, table
+        self.homes = _homes(spec, table.costs, depths[0])
+        self.load = _load(spec, table.costs, depths, self.homes)
+        self.shared = table.each("tp") * table.each("cp")
+        self.tokens = choices.mbs * spec.workload.seq_len / self.shared
+        self.latency = _Latency.of(table.costs)
 
-    def shape(self, replicas: int) -> Shape:
-        busiest = self.busiest
-        return Shape(*self.depths, self.option, replicas, busiest.homes, busiest.load, self.latency)
+    def shapes(self) -> list[Shape]:
+        """One for every option."""
+        return [Shape(*self.depths, *each) for each in zip(self.table.options, self.homes, strict=True)]
 
+    def candidates(self, sequences: int) -> tuple[Ints, Floats, Floats]:
+        """[candidates] of options' numbers, of R and of M: numbers of replicas and data ranks that deal them out."""
+        cluster, tiling = self.spec.cluster, self.choices.tiling
+        found = [
+            _dealt_out(cluster, tiling, sequences, self.depths, option.expert_ranks, option.tp * option.cp)
+            for option in self.table.options
+        ]
+        number = np.repeat(np.arange(len(found)), [len(data) for _, data in found])
+        return number, *(np.concatenate(each) for each in zip(*found, strict=True))
 
-class Columns(NamedTuple):
-    """Over the candidates of several kinds, one kind after the other: M, GPUs, micro-batches, those in flight, bytes of
-    the fullest attention and expert rank with one micro-batch in flight, its activations alone, and [resources,
-    candidates] caps."""
+    def columns(self, sequences: int, number: Ints, replicas: Floats, data: Floats) -> list[Floats]:
+        """GPUs, micro-batches, those in flight, four of bytes, and caps of every resource, over candidates."""
+        (groups, expert_groups), spec = self.depths, self.spec
+        experts, shared = self.table.each("expert_ranks")[number], self.shared[number]
+        microbatches = sequences * shared / (replicas * data)
+        depth = (groups + expert_groups) / 2
+        fill = 1.0 + (4 * depth - 1) * depth / (microbatches * spec.model.num_layers)
+        held, update_s = self._held(number, replicas, data, experts)
+        with np.errstate(divide="ignore"):
+            ranks = (data, experts) * 3
+            busy = [c[number] * fill / (replicas * n) for n, c in zip(ranks, self.load, strict=True)]
+            lanes = [1.0 / each for each in (busy[0] + update_s[0], busy[1] + update_s[1], *busy[2:])]
+        used = replicas * (groups * data + expert_groups * experts)
+        in_flight = _in_flight(float(spec.cluster.gpu.memory_bytes), *held)
+        in_flight = np.minimum(np.minimum(in_flight, round(4 * depth)), microbatches)
+        latency_s = self.latency.seconds(self.tokens[number], number, data / experts)
+        return [used, microbatches, in_flight, *held, *lanes, in_flight / (microbatches * latency_s)]
 
-    data: Floats
-    used: Floats
-    microbatches: Floats
-    in_flight: Floats
-    attention_bytes: Floats
-    expert_bytes: Floats
-    attention_kept: Floats
-    expert_kept: Floats
-    caps: Floats
+    def _held(
+        self, number: Ints, replicas: Floats, data: Floats, experts: Floats
+    ) -> tuple[tuple[Floats, Floats, Floats, Floats], tuple[Floats, Floats]]:
+        """Of the fullest attention and expert rank: bytes with one micro-batch in flight, then its activations; and
+        seconds of their optimizer steps."""
+        static, update_s = np.zeros((2, 2, len(number)))
+        for state, of_options in self._states():
+            here = np.flatnonzero(of_options[number])
+            ranks = (data[here], replicas[here], experts[here])
+            for side, name in enumerate(_SIDES):
+                static[side, here] = state.static_bytes(name, *ranks)
+                update_s[side, here] = state.update_s(name, *ranks)
+        attention, expert = self.table.costs.attention, self.table.costs.expert
+        shifts = [homes.shift_at for homes in self.homes]
+        attention_kept = self.tokens * _dealt(attention.kept_bytes, self.depths[0], shifts).max(axis=-1)
+        expert_kept = self.tokens * _dealt(expert.kept_bytes, self.depths[1]).max(axis=-1)
+        passing = [self.tokens * side.passing_bytes.max(axis=-1) for side in (attention, expert)]
+        kept = (attention_kept[number], expert_kept[number] * data / experts)
+        first = static[0] + passing[0][number] + kept[0]
+        second = static[1] + passing[1][number] * data / experts + kept[1]
+        return (first, second, *kept), (update_s[0], update_s[1])
 
-
-def columns(spec: CaseSpec, choices: Choices, kinds: Sequence[Kind]) -> Columns:
-    """Of all candidates of the kinds."""
-    counts = [len(kind.dealt.data) for kind in kinds]
-
-    def each(values: Iterable[float]) -> Floats:
-        return np.repeat(np.array(list(values), dtype=float), counts)
-
-    groups, expert_groups = (each(kind.depths[side] for kind in kinds) for side in (0, 1))
-    experts = each(kind.option.expert_ranks for kind in kinds)
-    shared = each(kind.option.tp * kind.option.cp for kind in kinds)
-    replicas, data = (np.concatenate([kind.dealt[column] for kind in kinds]) for column in (0, 1))
-    microbatches = spec.workload.num_sequences // choices.mbs * shared / (replicas * data)
-    depth = (groups + expert_groups) / 2
-    fill = 1.0 + (4 * depth - 1) * depth / (microbatches * spec.model.num_layers)
-    state = _States.of(kinds)
-    loads = zip(*(kind.busiest.load for kind in kinds), strict=True)
-    with np.errstate(divide="ignore"):
-        busy = [each(load) * fill / (replicas * n) for n, load in zip(_ranks(data, experts), loads, strict=True)]
-        busy[0], busy[1] = busy[0] + state.attention_update_s, busy[1] + state.expert_update_s
-        lanes = [1.0 / seconds for seconds in busy]
-    kept, expert_kept, passing, expert_passing = (each(column) for column in zip(*(k.kept for k in kinds), strict=True))
-    expert_kept = expert_kept * data
-    held = state.attention_bytes + passing + kept, state.expert_bytes + expert_passing * data + expert_kept
-    in_flight = _in_flight(float(spec.cluster.gpu.memory_bytes), *held, kept, expert_kept)
-    in_flight = np.minimum(np.minimum(in_flight, np.rint(4 * depth)), microbatches)
-    latency = Latency(*(each(column) for column in zip(*(kind.latency for kind in kinds), strict=True)))
-    tokens = choices.mbs * spec.workload.seq_len / shared
-    together = in_flight / (microbatches * latency.of(tokens, data, experts))
-    used = replicas * (groups * data + expert_groups * experts)
-    return Columns(data, used, microbatches, in_flight, *held, kept, expert_kept, np.stack([*lanes, together]))
-
-
-class _States(NamedTuple):
-    """[candidates]: bytes and seconds of the optimizer step, of the fullest attention and expert rank."""
-
-    attention_bytes: Floats
-    expert_bytes: Floats
-    attention_update_s: Floats
-    expert_update_s: Floats
-
-    @classmethod
-    def of(cls, kinds: Sequence[Kind]) -> "_States":
-        # Kinds that share a state have their candidates alike.
-        known: dict[tuple[int, int], tuple[Floats, ...]] = {}
-        for kind in kinds:
-            key = id(kind.state), id(kind.dealt)
-            if key not in known:
-                attention, expert = kind.dealt.attention, kind.dealt.expert
-                sides = (("A", attention), ("F", expert))
-                static = [kind.state.static_bytes(name, each.different)[each.which] for name, each in sides]
-                update = [kind.state.update_s(name, each.different)[each.which] for name, each in sides]
-                known[key] = (*static, *update)
-        found = [known[id(kind.state), id(kind.dealt)] for kind in kinds]
-        return cls(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    def _states(self) -> Iterator[tuple[HeldState, NDArray[np.bool_]]]:
+        """What ranks hold, and the options that it is of."""
+        keys = [
+            (homes, option.shared_on, option.tp, option.cp, option.offload)
+            for option, homes in zip(self.table.options, self.homes, strict=True)
+        ]
+        for key in dict.fromkeys(keys):
+            of_options = np.array([each == key for each in keys])
+            option = self.table.options[int(of_options.argmax())]
+            yield held_state(self.spec, option, self.depths, key[0], self.assumptions), of_options
 
 
 @lru_cache(maxsize=4096)
 def _dealt_out(
     cluster: Cluster, tiling: str, sequences: int, depths: tuple[int, int], expert_ranks: int, shared: int
-) -> Dealt:
+) -> tuple[Floats, Floats]:
     """[candidates] of R and of M, `shared` ranks to each of a replica's lanes.
 
     Of every number of replicas that leaves room; of one replica at least one M, for what is missing.
     """
-    found: list[tuple[int, int]] = []
-    for replicas in divisors(sequences):
-        most = (cluster.num_gpus // replicas - depths[1] * expert_ranks) // depths[0]
-        if most < 1 and replicas > 1:
-            break
-        ranks = (shared * lanes for lanes in divisors(sequences // replicas))
-        found += [(replicas, m) for m in ranks if m <= max(most, shared) and tiles(cluster, tiling, m)]
-    both = np.array(found, dtype=float).reshape(-1, 2)
-    return Dealt(both[:, 0], both[:, 1], Numbers.of(both[:, 1] * both[:, 0]), Numbers.of(both[:, 0]))
+    replicas, lanes = _lanes(sequences)
+    most = (cluster.num_gpus // replicas - depths[1] * expert_ranks) // depths[0]
+    ranks = shared * lanes
+    fits = ((most >= 1) | (replicas == 1)) & (ranks <= np.maximum(most, shared))
+    per_node = cluster.gpus_per_node
+    if tiling != "any":
+        fits &= (ranks % per_node == 0) | (per_node % ranks == 0)
+    return replicas[fits].astype(float), ranks[fits].astype(float)
 
 
-def _ranks(attention: Floats, expert: Floats) -> tuple[Floats, ...]:
-    """Ranks of a group whose work or ports make up each of `RESOURCES` but the last."""
-    return (attention, expert) * 3
+@lru_cache(maxsize=64)
+def _lanes(sequences: int) -> tuple[Ints, Ints]:
+    """Pairs of numbers whose product divides the sequences, ascending."""
+    pairs = [(replicas, lanes) for replicas in divisors(sequences) for lanes in divisors(sequences // replicas)]
+    both = np.array(pairs, dtype=np.int64)
+    return both[:, 0], both[:, 1]
 
 
 def tiles(cluster: Cluster, tiling: str, ranks: int) -> bool:
@@ -195,62 +162,87 @@ def tiles(cluster: Cluster, tiling: str, ranks: int) -> bool:
     return tiling == "any" or ranks % per_node == 0 or per_node % ranks == 0
 
 
-def _dealt(column: Floats, groups: int, shift_at: int | None = None) -> Floats:
-    """[..., groups]: sums over the layers of each group; the last slot, the head's, is left out."""
+def _dealt(column: Floats, groups: int, shifts: Sequence[int | None] | None = None) -> Floats:
+    """[options, ..., groups]: sums over the layers of each group; the last slot, the head's, is left out."""
+    if shifts is not None and any(shift is not None for shift in shifts):
+        sums = np.zeros((*column.shape[:-1], groups))
+        for shift in set(shifts):
+            same = np.array([each == shift for each in shifts])
+            sums[same] = _turned(column[same], groups, shift)
+        return sums
+    return _turned(column, groups, None)
+
+
+def _turned(column: Floats, groups: int, shift_at: int | None) -> Floats:
     layers = column.shape[-1] - 1
     moved = layers if shift_at is None else shift_at
     sums = np.zeros((*column.shape[:-1], groups))
     for g in range(groups):
-        behind = moved + (g - 1 - moved) % groups
-        sums[..., g] = column[..., g:moved:groups].sum(axis=-1) + column[..., behind:layers:groups].sum(axis=-1)
+        sums[..., g] = column[..., g:moved:groups].sum(axis=-1)
+        if moved < layers:
+            sums[..., g] += column[..., moved + (g - 1 - moved) % groups : layers : groups].sum(axis=-1)
     return sums
 
 
-class _Busiest(NamedTuple):
-    """The best group for the head and the best shift; GPU- or port-seconds of a step on the busiest group, by resource;
-    bytes a token that the fullest attention and expert group keep."""
+def _homes(spec: CaseSpec, costs: TokenCosts, groups: int) -> list[Homes]:
+    """Of every option the best group for the head and the best shift: the group with the least to do gets the head;
+    behind a shift, the one whose turn it is."""
+    compute_s, shifts = costs.attention.compute_s, [None] * len(costs.attention.compute_s)
+    if groups > 1 and spreads(spec.model):
+        rows, which = np.unique(compute_s, axis=0, return_inverse=True)
+        of_rows = [best_shift(row, groups) for row in rows]
+        shifts = [of_rows[k] for k in which.ravel().tolist()]
+    work = _dealt(compute_s, groups, shifts)
+    work[:, 0] += costs.embed_s
+    least = work.argmin(axis=1).tolist()
+    behind = {shift: turns(spec.model.num_layers, groups, 1, shift)[-1] for shift in set(shifts)}
+    return [Homes(head if shift is None else behind[shift], shift) for head, shift in zip(least, shifts, strict=True)]
 
-    homes: Homes
-    load: tuple[float, ...]
-    attention_kept: float
-    expert_kept: float
 
-
-@lru_cache(maxsize=4096)
-def _busiest(spec: CaseSpec, costs: TokenCosts, groups: int, expert_groups: int) -> _Busiest:
-    shift_at = best_shift(costs.attention.compute_s, groups) if groups > 1 and spreads(spec.model) else None
-    attention, expert = _rows(costs.attention, groups), _rows(costs.expert, groups)
-    work, kept, *ports = _dealt(attention, groups, shift_at)
-    expert_work, expert_kept, *expert_ports = _dealt(expert, expert_groups)
-    work[0] += costs.embed_s
-    # The group with the least to do gets the head; behind a shift, the one whose turn it is.
-    head = int(np.argmin(work)) if shift_at is None else turns(spec.model.num_layers, groups, 1, shift_at)[-1]
-    work[head] += costs.attention.compute_s[-1]
-    for port, of_head in zip(ports, attention[2:, -1], strict=True):
-        port[head] += of_head
-    times = spec.workload.global_batch_tokens
-    busiest = [work.max(), expert_work.max()]
+def _load(spec: CaseSpec, costs: TokenCosts, depths: tuple[int, int], homes: Sequence[Homes]) -> list[Floats]:
+    """[options] of every resource but the last: GPU- or port-seconds of a step on the busiest group."""
+    groups, expert_groups = depths
+    attention, expert = costs.attention, costs.expert
+    shifts = [each.shift_at for each in homes]
+    each, head = np.arange(len(homes)), np.array([each.head_group for each in homes])
+    work = _dealt(attention.compute_s, groups, shifts)
+    work[:, 0] += costs.embed_s
+    work[each, head] += attention.compute_s[:, -1]
+    ports = _dealt(_ports(attention, groups), groups, shifts)
+    ports[each, :, head] += _ports(attention, groups)[..., -1]
+    expert_ports = _dealt(_ports(expert, groups), expert_groups)
+    busiest = [work.max(axis=1), _dealt(expert.compute_s, expert_groups).max(axis=1)]
     for first in (NIC_SEND, NIC_SEND + 1):
-        other = first + NIC_RECEIVE - NIC_SEND
-        busiest += [max(each[first].max(), each[other].max()) for each in (ports, expert_ports)]
-    load = tuple(times * float(seconds) for seconds in busiest)
-    return _Busiest(Homes(head, shift_at), load, float(kept.max()), float(expert_kept.max()))
+        both = [first, first + NIC_RECEIVE - NIC_SEND]
+        busiest += [side[:, both].max(axis=(1, 2)) for side in (ports, expert_ports)]
+    return [spec.workload.global_batch_tokens * seconds for seconds in busiest]
 
 
-def _rows(side: Side, groups: int) -> Floats:
-    """[6, slots]: seconds of compute, bytes kept, seconds of the ports."""
-    ports = side.port_s if groups > 1 else side.port_s - side.moving_port_s
-    return np.vstack([side.compute_s, side.kept_bytes, ports])
+class _Latency(NamedTuple):
+    """Seconds per token of a micro-batch's way forth and back, with nothing else in the way, [options].
 
+    attention_s, expert_s, transfer_s of a token on its attention rank; expert_s and expert_transfer_s times M / N.
+    """
 
-@lru_cache(maxsize=4096)
-def _latency(costs: TokenCosts, groups: int) -> Latency:
-    """Weight gradients are waited for by nobody; a residual travels beside the dispatch and the combine."""
-    sides = (costs.attention, costs.expert)
-    compute = [float((side.compute_s - side.weight_s).sum()) for side in sides]
-    # A transfer takes the longer of NIC and NVLink of the busier end.
-    moved = [float((side.port_s - side.moving_port_s).reshape(2, 2, -1).max(axis=1).sum()) for side in sides]
-    return Latency(compute[0] + costs.embed_s, compute[1], *moved)
+    attention_s: Floats
+    expert_s: Floats
+    transfer_s: Floats
+    expert_transfer_s: Floats
+
+    @classmethod
+    def of(cls, costs: TokenCosts) -> "_Latency":
+        """Weight gradients are waited for by nobody; a residual travels beside the dispatch and the combine."""
+        sides = (costs.attention, costs.expert)
+        compute = [(side.compute_s - side.weight_s).sum(axis=-1) for side in sides]
+        # A transfer takes the longer of NIC and NVLink of the busier end.
+        moved = [side.port_s - side.moving_port_s for side in sides]
+        longer = [each.reshape(len(each), 2, 2, -1).max(axis=2).sum(axis=(1, 2)) for each in moved]
+        return cls(compute[0] + costs.embed_s, compute[1], *longer)
+
+    def seconds(self, tokens: Floats, number: Ints, more: Floats) -> Floats:
+        """[candidates] of options: of a micro-batch of `tokens` an attention rank; `more` is M / N."""
+        transfer_s = np.maximum(self.transfer_s[number], self.expert_transfer_s[number] * more)
+        return np.asarray(tokens * (self.attention_s[number] + self.expert_s[number] * more + transfer_s))
 
 
 def _in_flight(memory: float, attention: Floats, expert: Floats, attention_kept: Floats, expert_kept: Floats) -> Floats:
@@ -259,21 +251,5 @@ def _in_flight(memory: float, attention: Floats, expert: Floats, attention_kept:
     return np.asarray(1.0 + np.maximum(0.0, np.trunc(more)))
 
 
-class _Kept(NamedTuple):
-    """Bytes of one micro-batch's activations, and of what passes: on an attention rank; on an expert rank, those of one
-    data rank's tokens."""
-
-    attention: float
-    expert: float
-    passing_attention: float
-    passing_expert: float
-
-
-def _kept(spec: CaseSpec, option: Option, costs: TokenCosts, busiest: _Busiest, mbs: int) -> _Kept:
-    tokens = mbs * spec.workload.seq_len / (option.tp * option.cp)
-    return _Kept(
-        tokens * busiest.attention_kept,
-        tokens * busiest.expert_kept / option.expert_ranks,
-        tokens * float(costs.attention.passing_bytes.max()),
-        tokens * float(costs.expert.passing_bytes.max()) / option.expert_ranks,
-    )
+def _ports(side: Side, groups: int) -> Floats:
+    return side.port_s if groups > 1 else side.port_s - side.moving_port_s

@@ -127,6 +127,7 @@ def _seeds_on(placement: Layout, programme: Problem, known: Sequence[Layout], ti
     for recompute in programme.choices.recompute:
         fits = np.array([_is_on(shape, placement) and shape.recompute == recompute for shape in shapes])
         here = fits[programme.shape] & (programme.data_ranks == placement.attention_ranks)
+        here &= programme.replicas == (placement.replicas or 1)
         if not here.any():
             continue
         best = attempt(programme, time_limit_s=time_limit_s, excluded=~here).allocation
@@ -143,8 +144,8 @@ def _first_of_shapes(programme: Problem) -> np.ndarray:
 
 
 def _is_on(layout: Layout, placement: Layout) -> bool:
-    """Whether a layout with as many attention ranks, and head and layers there, would hold the same."""
-    same = {"attention_ranks": placement.attention_ranks, **_homes(placement)}
+    """Whether a layout with as many attention ranks and replicas, and head and layers there, would hold the same."""
+    same = {"attention_ranks": placement.attention_ranks, "replicas": placement.replicas, **_homes(placement)}
     return held_by(layout.model_copy(update=same)) == placement
 
 

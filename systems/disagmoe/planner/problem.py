@@ -1,7 +1,7 @@
 """The allocation problem in numbers: every shape of a replica that may be chosen, and what each resource allows.
 
-A shape is one choice of p groups, N expert ranks, R replicas and an option of the layer; a candidate is a shape with M
-attention ranks. Of a candidate with costs C (GPU-seconds of a step) and V (port-seconds), each resource caps the rate:
+A shape is one choice of p groups, N expert ranks and an option of the layer; a candidate is a shape with R replicas and
+M attention ranks. Of a candidate with costs C (GPU-seconds of a step) and V (port-seconds), each resource caps the rate:
 
     attention compute   r C_A <= p R M        attention NICs   r V_A <= NICs of all attention groups
     expert compute      r C_F <= p_F R N      expert NICs      r V_F <= NICs of all expert groups
@@ -17,8 +17,9 @@ m l / q when q are in flight, and q is as many as memory holds, and at most 4 p.
 would be one whose activations leave room for a single micro-batch, where attention and experts wait for each other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -30,8 +31,8 @@ from bench.errors import BadInput
 from bench.flops import step_flops
 from bench.system import divisors, worthwhile_offloads, worthwhile_shares
 from systems.disagmoe.planner.choices import Choices
-from systems.disagmoe.planner.kinds import Kind, Shape, columns, tiles
-from systems.disagmoe.planner.tokens import Option
+from systems.disagmoe.planner.kinds import Kind, Shape, Table, tiles
+from systems.disagmoe.planner.tokens import Option, token_costs
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +55,7 @@ class Problem:
 
     Args:
         shape: number of the candidate's shape in `shapes`.
-        data_ranks: M.
+        replicas, data_ranks: R and M.
         num_gpus: GPUs used.
         in_flight: micro-batches that memory holds, at most 4 p and all there are.
         caps: steps/s that each resource allows.
@@ -67,6 +68,7 @@ class Problem:
     choices: Choices
     shapes: tuple[Shape, ...]
     shape: NDArray[np.int64]
+    replicas: NDArray[np.int64]
     data_ranks: NDArray[np.int64]
     num_gpus: NDArray[np.int64]
     num_microbatches: NDArray[np.int64]
@@ -83,6 +85,15 @@ class Problem:
     def __len__(self) -> int:
         return len(self.shape)
 
+    def of_shape(self, what: Callable[[Shape], float]) -> NDArray[np.int64]:
+        """[candidates]: a whole number of each one's shape."""
+        return np.array([what(shape) for shape in self.shapes], dtype=np.int64)[self.shape]
+
+    @cached_property
+    def expert_ranks(self) -> NDArray[np.int64]:
+        """[candidates]: N."""
+        return self.of_shape(lambda shape: shape.option.expert_ranks)
+
     def kept_bytes(self, candidate: int) -> tuple[float, float]:
         """Activations of one micro-batch, on an attention and on an expert rank."""
         return float(self.attention_kept[candidate]), float(self.expert_kept[candidate])
@@ -95,7 +106,7 @@ class Problem:
             expert_ranks=shape.option.expert_ranks,
             groups=shape.groups,
             expert_groups=_or_none(shape.groups, shape.expert_groups),
-            replicas=shape.replicas,
+            replicas=int(self.replicas[candidate]),
             head_group=shape.homes.head_group,
             shift_at=shape.homes.shift_at,
             mbs=self.choices.mbs,
@@ -118,34 +129,39 @@ def problem(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None = 
     sequences, left = divmod(spec.workload.num_sequences, chosen.mbs)
     if left or not sequences:
         raise BadInput("layout.mbs", chosen.mbs, f"a divisor of the batch's {spec.workload.num_sequences} sequences")
-    alike = spec if spec.system == "any" else spec.model_copy(update={"system": "any"})
-    made = (Kind(alike, chosen, assumptions, *each) for each in product(_depths(spec, chosen), _options(spec, chosen)))
-    kinds = [kind for kind in made if len(kind.dealt.data)]
-    if not kinds:
-        raise BadInput("tiling", chosen.tiling, f"a tiling with groups that fit {spec.cluster.name}")
+    options = list(_options(spec, chosen))
+    table = Table.of(options, [token_costs(spec, option, assumptions) for option in options])
     shapes: list[Shape] = []
-    numbers: list[NDArray[np.int64]] = []
-    for kind in kinds:
-        numbers.append(kind.dealt.expert.which + len(shapes))
-        shapes += [kind.shape(replicas) for replicas in kind.dealt.expert.different]
-    found = columns(spec, chosen, kinds)
-    shape = np.concatenate(numbers).astype(np.int64)
+    found: list[list[Floats]] = []
+    for depths in _depths(spec, chosen):
+        kind = Kind(spec, chosen, assumptions, depths, table)
+        number, replicas, data = kind.candidates(sequences)
+        if len(data):
+            columns = kind.columns(sequences, number, replicas, data)
+            found.append([(number + len(shapes)).astype(float), replicas, data, *columns])
+            shapes += kind.shapes()
+    if not found:
+        raise BadInput("tiling", chosen.tiling, f"a tiling with groups that fit {spec.cluster.name}")
+    columns = [np.concatenate(each) for each in zip(*found, strict=True)]
+    shape, replicas, data, used, microbatches, in_flight = (column.astype(np.int64) for column in columns[:6])
+    held, caps = columns[6:10], columns[10:]
     experts = np.array([each.option.expert_ranks for each in shapes])[shape]
     return Problem(
         spec,
         chosen,
         tuple(shapes),
         shape=shape,
-        data_ranks=found.data.astype(np.int64),
-        num_gpus=found.used.astype(np.int64),
-        num_microbatches=found.microbatches.astype(np.int64),
-        in_flight=found.in_flight.astype(np.int64),
-        caps=found.caps,
-        attention_bytes=found.attention_bytes,
-        expert_bytes=found.expert_bytes,
-        attention_kept=found.attention_kept,
-        expert_kept=found.expert_kept,
-        mixed=_mixed(spec, found.data.astype(np.int64), experts) & (not chosen.unequal),
+        replicas=replicas,
+        data_ranks=data,
+        num_gpus=used,
+        num_microbatches=microbatches,
+        in_flight=in_flight,
+        caps=np.stack(caps),
+        attention_bytes=held[0],
+        expert_bytes=held[1],
+        attention_kept=held[2],
+        expert_kept=held[3],
+        mixed=_mixed(spec, data, experts) & (not chosen.unequal),
         nics_per_gpu=spec.cluster.nics_per_node / spec.cluster.gpus_per_node,
         step_flops=step_flops(spec.model, spec.workload.seq_len, spec.workload.global_batch_tokens),
     )

@@ -90,8 +90,7 @@ class Programme:
         finite = np.where(np.isfinite(caps), caps, 0.0)
         # A resource that a candidate does not use may cap it at the highest cap of all: others are lower.
         self.caps = np.where(np.isfinite(caps), caps, finite.max(initial=1.0)) / self.scale
-        shapes = np.array([(shape.option.expert_ranks) for shape in problem.shapes])
-        self.ranks = (problem.data_ranks[self.candidates], shapes[problem.shape[self.candidates]])
+        self.ranks = (problem.data_ranks[self.candidates], problem.expert_ranks[self.candidates])
         self.size = 1 + self.num * (3 if self.sets else 1)
         self.places = [1 + k * self.num + np.arange(self.num) for k in range(3 if self.sets else 1)]
         self.rate = np.zeros(self.size)

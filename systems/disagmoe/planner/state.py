@@ -1,6 +1,5 @@
-"""What a rank of each side holds from the first action to the last, and its optimizer step, for any M and R."""
+"""What a rank of each side holds from the first action to the last, and its optimizer step, for any M, N and R."""
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -10,8 +9,8 @@ from numpy.typing import NDArray
 from bench.assumptions import Assumptions
 from bench.case import CaseSpec, Layout
 from bench.cost import Costs
-from bench.memory import state_bytes
 from bench.state import State
+from bench.system import divisors
 from systems.disagmoe.placement import place
 from systems.disagmoe.planner.tokens import Option
 from systems.disagmoe.shift import Homes
@@ -22,10 +21,14 @@ Floats = NDArray[np.float64]
 def held_state(
     spec: CaseSpec, option: Option, depths: tuple[int, int], homes: Homes, assumptions: Assumptions
 ) -> "HeldState":
-    """Of p and p_F groups; how a layer is computed and dispatched makes no difference to it."""
-    alike = replace(option, recompute="none", copies="rank")
-    bare = spec if spec.system == "any" else spec.model_copy(update={"system": "any"})
-    return _held_state(bare, alike, depths, homes, assumptions)
+    """Of p and p_F groups; how a layer is computed and dispatched makes no difference to it, and N is given later."""
+    alike = replace(option, recompute="none", copies="rank", expert_ranks=_few(spec))
+    return _held_state(spec.model_copy(update={"system": "any"}), alike, depths, homes, assumptions)
+
+
+def _few(spec: CaseSpec) -> int:
+    """The fewest expert ranks that tell what is divided over them from what every one holds."""
+    return next((n for n in divisors(spec.model.num_experts) if n > 1), 1)
 
 
 @lru_cache(maxsize=4096)
@@ -36,7 +39,10 @@ def _held_state(
 
 
 class HeldState:
-    """Attention's optimizer state is sharded over M R ranks (M R / tp of what tp divides), an expert's over R."""
+    """Attention's optimizer state is sharded over M R ranks (M R / tp of what tp divides), an expert's over R.
+
+    All numbers are over candidates, of M, R and N.
+    """
 
     def __init__(
         self, spec: CaseSpec, option: Option, depths: tuple[int, int], homes: Homes, assumptions: Assumptions
@@ -56,51 +62,45 @@ class HeldState:
         case, placement = spec.with_layout(layout), place(spec.model, layout)
         self.recipe = Costs(case, placement, assumptions=assumptions).recipe
         self.state = State(case, placement, 1, assumptions, self.recipe)
-        self.shared = (option.tp > 1) + (option.cp > 1)
+        self.experts = option.expert_ranks
+        self.communicators = (option.tp > 1) + (option.cp > 1)
         self.offloads = case.layout.offloads_state
-        # Of every group of a kind, alike ones once: parameters, ranks that hold them here, and every how-many-th does.
-        self.groups: dict[str, set[tuple[tuple[int, int, int], ...]]] = {"A": set(), "F": set()}
+        # Of every group of a kind, alike ones once: parameters, and every how-many-th rank holds the same.
+        self.groups: dict[str, set[tuple[tuple[int, int], ...]]] = {"A": set(), "F": set()}
         for group in placement.groups:
             parts = self.state.shared(group.name)
-            self.groups[group.name[0]].add(tuple((each.num_params, each.num_peers, each.step) for each in parts))
-        self.known: dict[tuple[str, str, int], float] = {}
+            self.groups[group.name[0]].add(tuple((each.num_params, each.step) for each in parts))
 
-    def static_bytes(self, name: str, numbers: Iterable[int]) -> Floats:
-        """[numbers] of M R (attention groups, A) or R (expert groups, F): bytes of the fullest rank of the kind."""
-        return self._each("bytes", self._static_bytes, name, numbers)
-
-    def update_s(self, name: str, numbers: Iterable[int]) -> Floats:
-        """[numbers] of the same: seconds of the longest optimizer step on a kind of group, A or F."""
-        return self._each("update", self._update_s, name, numbers)
-
-    def _each(self, what: str, value: Callable[[str, int], float], name: str, numbers: Iterable[int]) -> Floats:
-        found = []
-        for ranks in numbers:
-            key = (what, name, ranks)
-            if key not in self.known:
-                self.known[key] = value(name, ranks)
-            found.append(self.known[key])
-        return np.array(found)
-
-    def _parts(self, name: str, ranks: int) -> Iterator[list[tuple[int, int]]]:
-        """Of every group of a kind: pairs of parameters and of ranks that hold the same."""
-        for parts in self.groups[name]:
-            # With M = tp cp and R = 1 an expert group's own parameters have one holder, shared experts N.
-            yield [(params, peers * ranks if name == "F" else ranks // step) for params, peers, step in parts]
-
-    def _static_bytes(self, name: str, ranks: int) -> float:
-        most = 0.0
-        for parts in self._parts(name, ranks):
-            communicators = 1 + sum(peers > 1 for _, peers in parts) + (self.shared if name == "A" else 0)
-            held = self.state.reserve_bytes(communicators)
+    def static_bytes(self, name: str, data: Floats, replicas: Floats, experts: Floats) -> Floats:
+        """[candidates]: bytes of the fullest rank of a kind of group, A or F."""
+        most = np.zeros(len(data))
+        recipe = self.recipe
+        sharded = recipe.main_weight_bytes + 2 * recipe.moment_bytes
+        for parts in self._parts(name, data, replicas, experts):
+            sums = sum((peers > 1).astype(float) for _, peers in parts)
+            held = self.state.reserve_bytes(1 + sums + (self.communicators if name == "A" else 0))  # type: ignore[arg-type]
             for params, peers in parts:
-                if self.offloads:
-                    held += params * (self.recipe.weight_bytes + self.recipe.grad_bytes)
-                else:
-                    held += state_bytes(params, self.recipe, shards=peers)
-            most = max(most, held)
+                held = held + params * (recipe.weight_bytes + recipe.grad_bytes)
+                if not self.offloads:
+                    held = held + np.ceil(params * sharded / peers)
+            most = np.maximum(most, held)
         return most
 
-    def _update_s(self, name: str, ranks: int) -> float:
-        groups = self._parts(name, ranks)
-        return max(self.state.update_of(sum(params / peers for params, peers in parts)) for parts in groups)
+    def update_s(self, name: str, data: Floats, replicas: Floats, experts: Floats) -> Floats:
+        """[candidates]: seconds of the longest optimizer step on a kind of group, A or F."""
+        groups = self._parts(name, data, replicas, experts)
+        most = np.max([sum(params / peers for params, peers in parts) for parts in groups], axis=0)
+        return np.asarray(most * self.state.update_of(1.0))
+
+    def _parts(self, name: str, data: Floats, replicas: Floats, experts: Floats) -> list[list[tuple[Floats, Floats]]]:
+        """Of every group of a kind: pairs of parameters of a rank and of ranks that hold the same."""
+        found = []
+        for parts in self.groups[name]:
+            if name == "A":
+                found.append([(np.full(len(data), float(params)), data * replicas // step) for params, step in parts])
+                continue
+            # What every one of a group's ranks holds is held by N of each replica.
+            divided = [(params * self.experts / experts, replicas) for params, step in parts if step > 1]
+            whole = [(np.full(len(data), float(params)), replicas * experts) for params, step in parts if step == 1]
+            found.append(divided + whole)
+        return found
