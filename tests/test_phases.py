@@ -288,4 +288,3 @@ def test_phases_say_whether_their_refinement_ended_by_itself() -> None:
         assert [each["kept_settled"] for each in plain] == [None, settled]
         assert [row[-1] for row in found.tables()[0].rows] == ["yes" if settled else "no"] * 2
         assert all(("The budget ended the refinement" in each) != settled for each in found.sentences()[:2])
-

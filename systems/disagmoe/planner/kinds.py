@@ -76,7 +76,8 @@ class Kind:
             for option in self.table.options
         ]
         number = np.repeat(np.arange(len(found)), [len(data) for _, data in found])
-        return number, *(np.concatenate(each) for each in zip(*found, strict=True))
+        replicas, data = (np.concatenate(each) for each in zip(*found, strict=True))
+        return number, replicas, data
 
     def columns(self, sequences: int, number: Ints, replicas: Floats, data: Floats) -> list[Floats]:
         """GPUs, micro-batches, those in flight, four of bytes, and caps of every resource, over candidates."""
@@ -187,7 +188,8 @@ def _turned(column: Floats, groups: int, shift_at: int | None) -> Floats:
 def _homes(spec: CaseSpec, costs: TokenCosts, groups: int) -> list[Homes]:
     """Of every option the best group for the head and the best shift: the group with the least to do gets the head;
     behind a shift, the one whose turn it is."""
-    compute_s, shifts = costs.attention.compute_s, [None] * len(costs.attention.compute_s)
+    compute_s = costs.attention.compute_s
+    shifts: list[int | None] = [None] * len(compute_s)
     if groups > 1 and spreads(spec.model):
         rows, which = np.unique(compute_s, axis=0, return_inverse=True)
         of_rows = [best_shift(row, groups) for row in rows]

@@ -1,7 +1,8 @@
 """The allocation problem in numbers: every shape of a replica that may be chosen, and what each resource allows.
 
-A shape is one choice of p groups, N expert ranks and an option of the layer; a candidate is a shape with R replicas and
-M attention ranks. Of a candidate with costs C (GPU-seconds of a step) and V (port-seconds), each resource caps the rate:
+A shape is one choice of p groups, N expert ranks and an option of the layer; a candidate is a shape with R replicas
+and M attention ranks. Of a candidate with costs C (GPU-seconds of a step) and V (port-seconds), each resource caps the
+rate:
 
     attention compute   r C_A <= p R M        attention NICs   r V_A <= NICs of all attention groups
     expert compute      r C_F <= p_F R N      expert NICs      r V_F <= NICs of all expert groups
@@ -32,7 +33,7 @@ from bench.flops import step_flops
 from bench.system import divisors, worthwhile_offloads, worthwhile_shares
 from systems.disagmoe.planner.choices import Choices
 from systems.disagmoe.planner.kinds import Kind, Shape, Table, tiles
-from systems.disagmoe.planner.tokens import Option, token_costs
+from systems.disagmoe.planner.tokens import Option, costs_of_options
 
 Floats = NDArray[np.float64]
 
@@ -130,7 +131,7 @@ def problem(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None = 
     if left or not sequences:
         raise BadInput("layout.mbs", chosen.mbs, f"a divisor of the batch's {spec.workload.num_sequences} sequences")
     options = list(_options(spec, chosen))
-    table = Table.of(options, [token_costs(spec, option, assumptions) for option in options])
+    table = Table.of(options, costs_of_options(spec, options, assumptions))
     shapes: list[Shape] = []
     found: list[list[Floats]] = []
     for depths in _depths(spec, chosen):
@@ -143,25 +144,24 @@ def problem(spec: CaseSpec, assumptions: Assumptions, choices: Choices | None = 
     if not found:
         raise BadInput("tiling", chosen.tiling, f"a tiling with groups that fit {spec.cluster.name}")
     columns = [np.concatenate(each) for each in zip(*found, strict=True)]
-    shape, replicas, data, used, microbatches, in_flight = (column.astype(np.int64) for column in columns[:6])
-    held, caps = columns[6:10], columns[10:]
-    experts = np.array([each.option.expert_ranks for each in shapes])[shape]
+    whole, held, caps = [column.astype(np.int64) for column in columns[:6]], columns[6:10], columns[10:]
+    experts = np.array([each.option.expert_ranks for each in shapes])[whole[0]]
     return Problem(
         spec,
         chosen,
         tuple(shapes),
-        shape=shape,
-        replicas=replicas,
-        data_ranks=data,
-        num_gpus=used,
-        num_microbatches=microbatches,
-        in_flight=in_flight,
+        shape=whole[0],
+        replicas=whole[1],
+        data_ranks=whole[2],
+        num_gpus=whole[3],
+        num_microbatches=whole[4],
+        in_flight=whole[5],
         caps=np.stack(caps),
         attention_bytes=held[0],
         expert_bytes=held[1],
         attention_kept=held[2],
         expert_kept=held[3],
-        mixed=_mixed(spec, data, experts) & (not chosen.unequal),
+        mixed=_mixed(spec, whole[2], experts) & (not chosen.unequal),
         nics_per_gpu=spec.cluster.nics_per_node / spec.cluster.gpus_per_node,
         step_flops=step_flops(spec.model, spec.workload.seq_len, spec.workload.global_batch_tokens),
     )

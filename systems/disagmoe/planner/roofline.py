@@ -21,9 +21,11 @@ from systems.disagmoe.planner.tokens import (
     NIC_SEND,
     NVLINK_RECEIVE,
     NVLINK_SEND,
+    Counts,
     Option,
     Side,
     token_costs,
+    token_counts,
 )
 
 SIDES = ("attention", "expert", "colocated")
@@ -128,9 +130,12 @@ def _ranks(model: Model, asked: int | None) -> int:
 
 
 def _points(spec: CaseSpec, ranks: int, copies: str, assumptions: Assumptions) -> Iterator[Point]:
-    costs = token_costs(spec, Option(ranks, copies=copies), assumptions)
+    option = Option(ranks, copies=copies)
+    costs, counts = token_costs(spec, option, assumptions), token_counts(spec, option, assumptions)
     mixture = np.array([not spec.model.is_dense(layer) for layer in range(spec.model.num_layers)])
-    attention, expert = (_Totals.of(side, mixture) for side in (costs.attention, costs.expert))
+    attention, expert = (
+        _Totals.of(*each, mixture) for each in zip((costs.attention, costs.expert), counts, strict=True)
+    )
     together = _together(attention, expert, spec.cluster, ranks)
     for side, total in zip(SIDES, (attention, expert, together), strict=True):
         yield Point(
@@ -178,7 +183,7 @@ class _Totals:
     residual_s: float
 
     @classmethod
-    def of(cls, side: Side, mixture: np.ndarray) -> "_Totals":
+    def of(cls, side: Side, counts: Counts, mixture: np.ndarray) -> "_Totals":
         def mean(column: np.ndarray) -> float:
             return float(column[..., :-1][..., mixture].mean())
 
@@ -187,9 +192,9 @@ class _Totals:
             return nic or max(mean(ports[NVLINK_SEND]), mean(ports[NVLINK_RECEIVE]))
 
         link_s, residual_s = busiest(side.port_s), busiest(side.moving_port_s)
-        sent = mean(side.sent_bytes)
+        sent = mean(counts.sent_bytes)
         return cls(
-            mean(side.flops),
+            mean(counts.flops),
             sent,
             mean(side.compute_s),
             link_s,

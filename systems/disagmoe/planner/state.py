@@ -77,8 +77,9 @@ class HeldState:
         recipe = self.recipe
         sharded = recipe.main_weight_bytes + 2 * recipe.moment_bytes
         for parts in self._parts(name, data, replicas, experts):
-            sums = sum((peers > 1).astype(float) for _, peers in parts)
-            held = self.state.reserve_bytes(1 + sums + (self.communicators if name == "A" else 0))  # type: ignore[arg-type]
+            sums = sum(((peers > 1).astype(float) for _, peers in parts), np.zeros(len(data)))
+            communicators = 1 + sums + (self.communicators if name == "A" else 0)
+            held = self.state.reserve_bytes(0) + communicators * self.state.assumed.communicator_bytes
             for params, peers in parts:
                 held = held + params * (recipe.weight_bytes + recipe.grad_bytes)
                 if not self.offloads:
@@ -89,8 +90,8 @@ class HeldState:
     def update_s(self, name: str, data: Floats, replicas: Floats, experts: Floats) -> Floats:
         """[candidates]: seconds of the longest optimizer step on a kind of group, A or F."""
         groups = self._parts(name, data, replicas, experts)
-        most = np.max([sum(params / peers for params, peers in parts) for parts in groups], axis=0)
-        return np.asarray(most * self.state.update_of(1.0))
+        updated = [sum((params / peers for params, peers in parts), np.zeros(len(data))) for parts in groups]
+        return np.asarray(np.max(updated, axis=0) * self.state.update_of(1.0))
 
     def _parts(self, name: str, data: Floats, replicas: Floats, experts: Floats) -> list[list[tuple[Floats, Floats]]]:
         """Of every group of a kind: pairs of parameters of a rank and of ranks that hold the same."""

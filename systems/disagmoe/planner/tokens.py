@@ -4,40 +4,21 @@ A reference placement of two groups of each kind, with attention and expert rank
 `bench.cost.Costs`, as a simulation would be. Costs are divided by tokens, so they hold for any number of ranks.
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import COMPUTE, TRANSFERS, Action, Kind, Pass
+from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions
-from bench.case import CaseSpec, Layout
-from bench.cost import Costs
-from bench.edges import ends, layer_edges, outer_edges
+from bench.case import CaseSpec
 from bench.program import Held
-from systems.disagmoe.placement import place
+from systems.disagmoe.planner.reference import Option, Reference, end_slots
 
 Floats = NDArray[np.float64]
 NIC_SEND, NVLINK_SEND, NIC_RECEIVE, NVLINK_RECEIVE = range(4)
-
-
-@dataclass(frozen=True)
-class Option:
-    """What changes a token's costs, next to the sequence length: N and how the layer is computed and dispatched.
-
-    tp, cp: attention ranks that share a sequence. `offload` changes no token's costs, but what memory holds.
-    """
-
-    expert_ranks: int
-    recompute: str = "none"
-    shared_on: str = "attention"
-    copies: str = "rank"
-    tp: int = 1
-    cp: int = 1
-    offload: str = "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,20 +28,16 @@ class Side:
     Args:
         compute_s: [slots]: seconds of one GPU.
         weight_s: [slots]: the part of it for weight gradients, which nothing waits for.
-        flops: [slots]: model FLOPs.
         port_s: [4, slots]: seconds of one GPU's own NIC and NVLink ports, `NIC_SEND` to `NVLINK_RECEIVE`.
         moving_port_s: [4, slots]: the part of it for x and its gradient, which travels only between groups.
-        sent_bytes: [slots]: bytes that leave the side for the other one or for another group of its own kind.
         kept_bytes: [slots]: bytes kept from forward to backward.
         passing_bytes: [slots]: the most bytes held while one action or transfer lasts.
     """
 
     compute_s: Floats
     weight_s: Floats
-    flops: Floats
     port_s: Floats
     moving_port_s: Floats
-    sent_bytes: Floats
     kept_bytes: Floats
     passing_bytes: Floats
 
@@ -71,147 +48,177 @@ class TokenCosts:
 
     attention: Side
     expert: Side
-    embed_s: float
+    embed_s: float | Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What a token of one side is counted with.
+
+    Args:
+        flops: [slots]: model FLOPs.
+        sent_bytes: [slots]: bytes that leave the side for the other one or for another group of its own kind.
+    """
+
+    flops: Floats
+    sent_bytes: Floats
 
 
 def token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> TokenCosts:
     """Costs of a token of the spec's workload. Raises BadInput for an option that the model does not have."""
-    alike = spec if spec.system == "any" else spec.model_copy(update={"system": "any"})
-    return _token_costs(alike, replace(option, offload="none"), assumptions)
+    return _prices(spec.model_copy(update={"system": "any"}), assumptions).of(option)
 
 
-@lru_cache(maxsize=2048)
-def _token_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> TokenCosts:
-    costs = reference_costs(spec, option, assumptions)
-    tokens = costs.case.layout.mbs * spec.workload.seq_len / costs.case.layout.sequence_ranks
-    # Of all tokens of a micro-batch: what an attention rank spends on its own, and the fullest expert rank times N.
-    per_token = {"A": 1.0 / tokens, "F": option.expert_ranks / (tokens * costs.placement.data_ranks)}
-    slots = spec.model.num_layers + 1
-    sides = {name: Side(*(np.zeros(shape) for shape in _shapes(slots))) for name in "AF"}
-    like = _alike(spec, costs.routes.even)
-    priced = {near for layer in like for near in (layer - 1, layer, layer + 1)}
-    embed_s = 0.0
-    for action in _actions(costs, priced):
-        if action.kind is Kind.EMBED:
-            embed_s += float(np.max(costs.seconds(action))) * per_token["A"]
-        elif action.kind in COMPUTE and (action.kind is Kind.HEAD or action.layer in priced):
-            _add_compute(sides, costs, action, per_token)
-        elif action.kind in TRANSFERS and action.layer in priced:
-            _add_transfer(sides, costs, action, per_token)
-    for side in sides.values():
-        for column in vars(side).values():
-            column[..., :-1] = column[..., like]
-    return TokenCosts(sides["A"], sides["F"], embed_s)
+def costs_of_options(spec: CaseSpec, options: Sequence[Option], assumptions: Assumptions) -> list[TokenCosts]:
+    """`token_costs` of each; what several agree on is priced once."""
+    prices = _prices(spec.model_copy(update={"system": "any"}), assumptions)
+    return [prices.of(option) for option in options]
 
 
-def _alike(spec: CaseSpec, even: bool) -> list[int]:
-    """[layers]: for each layer the first one of equal costs, which are those of equal neighbours too."""
-    model, last = spec.model, spec.model.num_layers - 1
-    if not even:
-        return list(range(last + 1))
-    first: dict[tuple[object, ...], int] = {}
-    like = []
-    for layer in range(last + 1):
-        near = [n for n in (layer - 1, layer, layer + 1) if 0 <= n <= last]
-        key = (layer == 0, layer == last, *((model.window(n), model.is_dense(n)) for n in near))
-        like.append(first.setdefault(key, layer))
-    return like
+def token_counts(spec: CaseSpec, option: Option, assumptions: Assumptions) -> tuple[Counts, Counts]:
+    """Of attention and of experts."""
+    at = Reference(spec.model_copy(update={"system": "any"}), replace(option, offload="none"), assumptions)
+    costs = at.costs
+    found = {side: Counts(*np.zeros((2, at.num_slots))) for side in "AF"}
+    for action, slots in at.computed:
+        if action.kind is not Kind.EMBED:
+            side = at.side(action)
+            found[side].flops[list(slots)] += float(costs.flops(action).max()) * at.per_token[side]
+    for action in at.moved:
+        source = at.sides(action)[0]
+        sent = float(costs.message(action).crossing.sum(axis=1).max(initial=0.0))
+        found[source].sent_bytes[end_slots(action)[0]] += sent * at.per_token[source]
+    for counts in found.values():
+        for column in vars(counts).values():
+            column[:-1] = column[list(at.like)]
+    return found["A"], found["F"]
 
 
-def reference_costs(spec: CaseSpec, option: Option, assumptions: Assumptions) -> Costs:
-    """Bare costs (no fixed ones) on two groups of each kind, attention and experts on nodes of their own.
+@lru_cache(maxsize=64)
+def _prices(spec: CaseSpec, assumptions: Assumptions) -> "_Prices":
+    return _Prices(spec, assumptions)
 
-    On a cluster of one node everything is one node. An attention group has as many ranks as an expert group, rounded
-    up to whole nodes: a GEMM's share of reading weights is that of about as many tokens a rank on both sides.
+
+class _Prices:
+    """Costs of tokens of one workload.
+
+    What an action computes does not depend on whether copies go to ranks or by way of their nodes, and only a backward
+    takes longer for what is computed again. What a transfer takes of a port is in proportion to tokens, so to how many
+    ranks share them, and of recomputation only dispatching once more adds a transfer.
     """
-    cluster = spec.cluster
-    per_node = cluster.gpus_per_node
-    attention_ranks = -(-option.expert_ranks // per_node) * per_node
-    groups = min(2, spec.model.num_layers)
-    if cluster.num_nodes == 1:
-        whole = -(-groups * (attention_ranks + option.expert_ranks) // per_node) * per_node
-        cluster = cluster.model_copy(update={"gpus_per_node": whole, "nics_per_node": whole})
-    layout = Layout.make(
-        attention_ranks=attention_ranks,
-        expert_ranks=option.expert_ranks,
-        groups=groups,
-        recompute=option.recompute,
-        shared_on=option.shared_on,
-        copies=option.copies,
-        tp=option.tp,
-        cp=option.cp,
-    )
-    case = spec.model_copy(update={"cluster": cluster}).with_layout(layout)
-    placement = place(spec.model, layout)
-    costs = Costs(case, placement, copies=option.copies, recompute=option.recompute, assumptions=assumptions)
-    return costs.without_overheads()
+
+    def __init__(self, spec: CaseSpec, assumptions: Assumptions) -> None:
+        self.spec, self.assumptions = spec, assumptions
+        self._computed: dict[Option, dict[str, _Computed]] = {}
+        self._moved: dict[Option, dict[str, _Moved]] = {}
+        self._embed_s: dict[Option, float] = {}
+        self._known: dict[Option, TokenCosts] = {}
+        self._alike: dict[Option, dict[Action, float]] = {}
+
+    def of(self, option: Option) -> TokenCosts:
+        option = replace(option, offload="none")
+        if option not in self._known:
+            self._known[option] = self._of(option)
+        return self._known[option]
+
+    def _of(self, option: Option) -> TokenCosts:
+        ours = replace(option, copies="rank") if option.copies == "node" else option
+        again = option.recompute if option.recompute == "redispatch" else "none"
+        theirs = replace(option, tp=1, cp=1, recompute=again)
+        if ours not in self._computed:
+            self._computed[ours], self._embed_s[ours] = _computed(
+                Reference(self.spec, ours, self.assumptions),
+                self._alike.setdefault(replace(ours, recompute="none"), {}),
+            )
+        if theirs not in self._moved:
+            self._moved[theirs] = _moved(Reference(self.spec, theirs, self.assumptions))
+        attention, expert = (_side(self._computed[ours][name], self._moved[theirs][name]) for name in "AF")
+        return TokenCosts(attention, expert, self._embed_s[ours])
 
 
-def _shapes(slots: int) -> list[int | tuple[int, int]]:
-    return [slots, slots, slots, (4, slots), (4, slots), slots, slots, slots]
+@dataclass(frozen=True, eq=False)
+class _Computed:
+    """As of `Side`, of computation."""
+
+    compute_s: Floats
+    weight_s: Floats
+    kept_bytes: Floats
+    passing_bytes: Floats
 
 
-def _side(group: str) -> str:
-    return group[0]
+@dataclass(frozen=True, eq=False)
+class _Moved:
+    """As of `Side`, of transfers."""
+
+    port_s: Floats
+    moving_port_s: Floats
+    passing_bytes: Floats
 
 
-def _actions(costs: Costs, layers: Collection[int]) -> list[Action]:
-    """The actions of some layers, those of the layers beside them among others, and of none, of micro-batch 0."""
-    model, placement, found = costs.case.model, costs.placement, dict[Action, None]()
-    near = sorted({n for layer in layers for n in (layer - 1, layer, layer + 1) if 0 <= n < model.num_layers})
-    of_layers = (layer_edges(model, placement, layer, costs.recompute) for layer in near)
-    for edge in chain(outer_edges(placement), *of_layers):
-        for end in (edge.src, edge.dst, edge.via):
-            if end is not None:
-                found[end] = None
-    return list(found)
+def _side(computed: _Computed, moved: _Moved) -> Side:
+    passing = np.maximum(computed.passing_bytes, moved.passing_bytes)
+    ports = (moved.port_s, moved.moving_port_s)
+    return Side(computed.compute_s, computed.weight_s, *ports, computed.kept_bytes, passing)
 
 
-def _add_compute(sides: dict[str, Side], costs: Costs, action: Action, per_token: dict[str, float]) -> None:
-    name = _side(costs.placement.home(action.kind, action.layer))
-    side, factor = sides[name], per_token[name]
-    slot = -1 if action.kind is Kind.HEAD else action.layer
-    seconds = float(np.max(costs.seconds(action))) * factor
-    side.compute_s[slot] += seconds
-    if action.pass_ is Pass.W:
-        side.weight_s[slot] += seconds
-    side.flops[slot] += float(np.max(costs.flops(action))) * factor
-    passing = float(np.max(costs.working_bytes(action)))
-    if action.pass_ is Pass.F:
-        side.kept_bytes[slot] += float(np.max(costs.held_bytes(Held.FORWARD, action))) * factor
-    elif action.pass_ is Pass.R:
-        passing += costs.case.layout.lookahead * float(np.max(costs.held_bytes(Held.AGAIN, action)))
-    side.passing_bytes[slot] = max(side.passing_bytes[slot], passing * factor)
+def _computed(at: Reference, known: dict[Action, float]) -> tuple[dict[str, _Computed], float]:
+    """By side, and the seconds of the embedding. `known`: seconds of forwards and of weight gradients."""
+    found = {side: _Computed(*np.zeros((4, at.num_slots))) for side in "AF"}
+    costs, embed_s = at.costs, 0.0
+    for action, places in at.computed:
+        seconds = known.get(action)
+        if seconds is None:
+            seconds = float(costs.seconds(action).max())
+        if action.pass_ in (Pass.F, Pass.W):
+            known[action] = seconds
+        if action.kind is Kind.EMBED:
+            embed_s += seconds * at.per_token["A"]
+            continue
+        name, slots = at.side(action), list(places)
+        side, factor = found[name], at.per_token[name]
+        side.compute_s[slots] += seconds * factor
+        if action.pass_ is Pass.W:
+            side.weight_s[slots] += seconds * factor
+        passing = float(costs.working_bytes(action).max()) if costs.has_working_bytes else 0.0
+        if action.pass_ is Pass.F:
+            side.kept_bytes[slots] += float(costs.held_bytes(Held.FORWARD, action).max()) * factor
+        elif action.pass_ is Pass.R:
+            passing += costs.case.layout.lookahead * float(costs.held_bytes(Held.AGAIN, action).max())
+        side.passing_bytes[slots] = np.maximum(side.passing_bytes[slots], passing * factor)
+    _spread(found, at)
+    return found, embed_s
 
 
-def _add_transfer(sides: dict[str, Side], costs: Costs, action: Action, per_token: dict[str, float]) -> None:
-    """Adds a transfer to the slots of its two ends."""
-    source, target = (_side(group) for group in ends(costs.placement, action))
-    first, last = _end_slots(action)
-    ports, message = costs.ports(action), costs.message(action)
-    moves = action.kind in (Kind.RESIDUAL, Kind.HOP)
-    sends = ((source, first, NIC_SEND), (source, first, NVLINK_SEND))
-    taken_at = (*sends, (target, last, NIC_RECEIVE), (target, last, NVLINK_RECEIVE))
-    for (side, slot, port), taken in zip(taken_at, ports[:4], strict=True):
-        seconds = float(np.max(taken, initial=0.0)) * per_token[side]
-        sides[side].port_s[port, slot] += seconds
-        if moves:
-            sides[side].moving_port_s[port, slot] += seconds
-    sent = float(np.max(message.crossing.sum(axis=1), initial=0.0))
-    sides[source].sent_bytes[first] += sent * per_token[source]
-    for side, slot, axis in ((source, first, 1), (target, last, 0)):
-        held = float(np.max(message.num_bytes.sum(axis=axis))) * per_token[side]
-        sides[side].passing_bytes[slot] = max(sides[side].passing_bytes[slot], held)
+def _moved(at: Reference) -> dict[str, _Moved]:
+    """By side; a transfer is in the slots of its two ends."""
+    zeros = np.zeros((2, 9, at.num_slots))
+    found = {side: _Moved(each[:4], each[4:8], each[8]) for side, each in zip("AF", zeros, strict=True)}
+    busiest: dict[int, tuple[list[float], tuple[float, float]]] = {}
+    for action in at.moved:
+        source, target = at.sides(action)
+        first, last = end_slots(action)
+        ports = at.costs.ports(action)  # one object for all transfers that are alike
+        if id(ports) not in busiest:
+            rows = at.costs.message(action).num_bytes
+            held = (float(rows.sum(axis=1).max()), float(rows.sum(axis=0).max()))
+            busiest[id(ports)] = [float(taken.max(initial=0.0)) for taken in ports[:4]], held
+        seconds, held = busiest[id(ports)]
+        moves = action.kind in (Kind.RESIDUAL, Kind.HOP)
+        sends = ((source, first, NIC_SEND), (source, first, NVLINK_SEND))
+        taken_at = (*sends, (target, last, NIC_RECEIVE), (target, last, NVLINK_RECEIVE))
+        for (side, slot, port), taken_s in zip(taken_at, seconds, strict=True):
+            found[side].port_s[port, slot] += taken_s * at.per_token[side]
+            if moves:
+                found[side].moving_port_s[port, slot] += taken_s * at.per_token[side]
+        for side, slot, num_bytes in ((source, first, held[0]), (target, last, held[1])):
+            passing = found[side].passing_bytes
+            passing[slot] = max(passing[slot], num_bytes * at.per_token[side])
+    _spread(found, at)
+    return found
 
 
-def _end_slots(action: Action) -> tuple[int, int]:
-    """Slots of the group that sends and of the group that receives."""
-    layer = action.layer
-    match action.kind:
-        case Kind.DISPATCH:
-            there = (layer, layer)
-        case Kind.COMBINE | Kind.RESIDUAL:
-            there = (layer, layer + 1)
-        case _:  # HOP carries x of its layer from the layer before
-            there = (max(layer - 1, 0), layer)
-    return there[::-1] if action.pass_ is Pass.B else there
+def _spread(found: "dict[str, _Computed] | dict[str, _Moved]", at: Reference) -> None:
+    """Puts the costs of layers that stand for others in the others' slots."""
+    for side in found.values():
+        for column in vars(side).values():
+            column[..., :-1] = column[..., list(at.like)]
