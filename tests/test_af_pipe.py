@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from itertools import count, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from bench.action import Action, Kind, Pass
+from bench.action import Action, Codes, Kind, Pass, view
 from bench.case import Layout
 from bench.edges import edges
 from bench.models import get_model
-from systems.disagmoe.af_pipe import AFPipe, parts_of
+from systems.disagmoe.af_pipe import AFPipe
+from systems.disagmoe.flow import Flow, parts_of
 from systems.disagmoe.placement import place
 
 DURATIONS = {Kind.ATTENTION: 1.0, Kind.EXPERT: 1.0, Kind.DISPATCH: 0.9, Kind.COMBINE: 0.9, Kind.RESIDUAL: 0.2}
@@ -23,6 +26,10 @@ DURATIONS = {Kind.ATTENTION: 1.0, Kind.EXPERT: 1.0, Kind.DISPATCH: 0.9, Kind.COM
 
 def seconds(action: Action) -> float:
     return DURATIONS.get(action.kind, 0.0)
+
+
+def every_second(codes: Codes) -> NDArray[np.float64]:
+    return np.array([seconds(view(code)) for code in codes.tolist()])
 
 
 def in_rounds(parts: list[tuple[Kind, int]], pass_: Pass, num_microbatches: int, round_length: int) -> Iterator[Action]:
@@ -36,7 +43,14 @@ def in_rounds(parts: list[tuple[Kind, int]], pass_: Pass, num_microbatches: int,
 def pipe(num_microbatches: int, round_length: int, deferred: int = 0, layers: int = 12, **layout: int) -> AFPipe:
     model = get_model("qwen3-30b").model_copy(update={"num_layers": layers})
     placement = place(model, Layout.make(**layout))
-    return AFPipe(placement, list(edges(model, placement)), num_microbatches, seconds, round_length, deferred)
+    return AFPipe(
+        placement,
+        Flow(placement, list(edges(model, placement))),
+        num_microbatches,
+        every_second,
+        round_length,
+        deferred,
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -85,7 +99,7 @@ def makespan(af_pipe: AFPipe) -> float:
     finish: dict[Action, float] = {}
     sent: dict[Action, float] = {}
     inputs: dict[Action, list[tuple[Action | None, Action]]] = {}
-    for edge in af_pipe.graph:
+    for edge in af_pipe.flow.graph:
         if edge.dst.pass_ is not Pass.W:
             inputs.setdefault(edge.dst, []).append((edge.via, edge.src))
     todo = {key: list(queue) for key, queue in queues.items()}
@@ -154,15 +168,17 @@ def greedy(af_pipe: AFPipe, limit: float = math.inf) -> Greedy:
     """A free group takes what was ready first, but no forward where `limit` of them wait for their backward."""
     place, last = af_pipe.placement, range(af_pipe.num_microbatches)
     feeds: dict[Action, list[tuple[Action, Action | None]]] = {}
-    for edge in af_pipe.graph:
+    for edge in af_pipe.flow.graph:
         feeds.setdefault(edge.src, []).append((edge.dst, edge.via))
     inputs = Counter(target for fed in feeds.values() for target, _ in fed)
-    waiting = {(action, m): inputs[action] for action in af_pipe.actions for m in last}
+    waiting = {(action, m): inputs[action] for action in af_pipe.flow.actions for m in last}
     arrived = dict.fromkeys(waiting, 0.0)
     names = [group.name for group in place.groups]
     ready: dict[str, list[tuple[float, int, Action, int]]] = {name: [] for name in names}
     idle, port, held, most, ticket, now = set(names), dict.fromkeys(names, 0.0), Counter(names), 1, count(), 0.0
-    events = [(0.0, next(ticket), False, action, m) for m in last for action in af_pipe.actions if not inputs[action]]
+    events = [
+        (0.0, next(ticket), False, action, m) for m in last for action in af_pipe.flow.actions if not inputs[action]
+    ]
     left = len(waiting)
     while events:
         now, _, over, action, m = heapq.heappop(events)

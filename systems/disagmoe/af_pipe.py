@@ -9,70 +9,57 @@ The paper names the goal (one micro-batch's attention, another's experts and a t
 forward and backward interleaved) but gives no order; this construction is ours.
 """
 
-from collections.abc import Callable, Iterable
-from itertools import accumulate
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.action import MICROBATCH_STEP, Action, Kind, Pass, pack
-from bench.edges import Edge
+from bench.action import MICROBATCH_STEP, Action, Codes, Kind, pack
 from bench.placement import Placement
 from bench.plan import ActionColumn
+from systems.disagmoe.flow import NONE, Flow
 
 if TYPE_CHECKING:
     from systems.disagmoe.play import Parts, Queues
 
-Duration = Callable[[Action], float]
-"""Expected seconds of an action of micro-batch 0."""
-
-
-def parts_of(placement: Placement, group: str) -> list[tuple[Kind, int]]:
-    """What a group computes for one micro-batch, in the order of the model."""
-    parts = [(Kind.EMBED, 0)] if placement.embed == group else []
-    for layer in range(placement.num_layers):
-        if placement.attention[layer] == group:
-            parts.append((Kind.ATTENTION, layer))
-        if placement.expert[layer] == group:
-            parts.append((Kind.EXPERT, layer))
-    return parts + ([(Kind.HEAD, 0)] if placement.head == group else [])
+Floats = NDArray[np.float64]
+Duration = Callable[[Codes], Floats]
+"""Expected seconds of actions of micro-batch 0."""
 
 
 class AFPipe:
     """Plays one step through; `run` returns the queues of every group.
 
     Args:
-        graph: edges of one micro-batch.
+        flow: what one micro-batch does on the placement.
         duration: expected seconds of compute and transfer actions.
         round_length: micro-batches that pass a layer together.
         deferred: weight gradients that a group may put off; beyond, they come before anything else.
-        lookahead: attentions computed again (where the graph has them) before the first of them has its backward.
+        lookahead: attentions computed again (where the flow has them) before the first of them has its backward.
     """
 
     def __init__(
         self,
         placement: Placement,
-        graph: list[Edge],
+        flow: Flow,
         num_microbatches: int,
         duration: Duration,
         round_length: int,
         deferred: int,
         lookahead: int = 1,
     ) -> None:
-        self.placement, self.graph, self.duration = placement, graph, duration
+        self.placement, self.flow, self.duration = placement, flow, duration
         self.num_microbatches = num_microbatches
         self.round_length = round_length
         self.deferred = deferred
         self.lookahead = lookahead
-        self.actions = list(dict.fromkeys(end for edge in graph for end in (edge.src, edge.dst)))
-        self.number = {action: i for i, action in enumerate(self.actions)}
 
     @property
     def in_flight_limits(self) -> dict[str, int]:
         """Forwards of a group without their backward: a round of every part, and one more."""
-        own = {group.name: len(parts_of(self.placement, group.name)) for group in self.placement.groups}
-        return {name: (num + 1) * self.round_length for name, num in own.items()}
+        own = zip(self.placement.groups, self.flow.num_parts, strict=True)
+        return {group.name: (num + 1) * self.round_length for group, num in own}
 
     def run(self) -> dict[tuple[str, str], ActionColumn]:
         """Queues of the compute and the send stream of every group."""
@@ -81,7 +68,7 @@ class AFPipe:
         order, sends = play(
             self._parts(),
             self._fixed_orders(),
-            _whole(self.in_flight_limits.values()),
+            np.array(list(self.in_flight_limits.values()), dtype=np.int64),
             self.deferred,
             self.lookahead,
             self.num_microbatches,
@@ -98,56 +85,37 @@ class AFPipe:
     def _parts(self) -> "Parts":
         from systems.disagmoe.play import Parts
 
-        feeds: dict[Action, list[tuple[int, int, float]]] = {action: [] for action in self.actions}
-        num_inputs = dict.fromkeys(self.actions, 0)
-        vias = [edge.via for edge in self.graph if edge.via is not None]
-        code_of = dict(zip(vias, pack(vias).tolist(), strict=True))
-        for edge in self.graph:
-            if edge.dst.pass_ is not Pass.W:  # a weight gradient follows its own backward: no need to wait for it
-                seconds, via = (0.0, -1) if edge.via is None else (self.duration(edge.via), code_of[edge.via])
-                feeds[edge.src].append((self.number[edge.dst], via, seconds))
-                num_inputs[edge.dst] += 1
-        index, homes = self.placement.index, [self.placement.home(a.kind, a.layer) for a in self.actions]
-        targets, codes, seconds_of = zip(*(feed for action in self.actions for feed in feeds[action]), strict=True)
-
-        def related(action: Action, pass_: Pass) -> int:
-            return self.number.get(action._replace(pass_=pass_), -1) if action.pass_ is Pass.B else -1
-
+        flow = self.flow
+        sends = flow.feed_code != NONE
+        seconds = self.duration(np.concatenate([flow.code, flow.feed_code[sends]]))
+        feed_s = np.zeros(len(sends))
+        feed_s[sends] = seconds[len(flow.code) :]
         return Parts(
-            group=_whole([index[name] for name in homes]),
-            code=pack(self.actions),
-            seconds=np.array([self.duration(action) for action in self.actions]),
-            num_inputs=_whole([num_inputs[action] for action in self.actions]),
-            weight=_whole([related(action, Pass.W) for action in self.actions]),
-            after_again=_whole([related(action, Pass.R) >= 0 for action in self.actions]),
-            feed_ptr=_whole([0, *accumulate(len(feeds[action]) for action in self.actions)]),
-            feed_to=_whole(targets),
-            feed_code=_whole(codes),
-            feed_s=np.array(seconds_of, dtype=np.float64),
+            group=flow.group,
+            code=flow.code,
+            seconds=seconds[: len(flow.code)],
+            num_inputs=flow.num_inputs,
+            weight=flow.weight,
+            after_again=flow.after_again,
+            feed_ptr=flow.feed_ptr,
+            feed_to=flow.feed_to,
+            feed_code=flow.feed_code,
+            feed_s=feed_s,
         )
 
     def _fixed_orders(self) -> "Queues":
         from systems.disagmoe.play import Queues
 
-        rounds = [
-            np.arange(first, min(first + self.round_length, self.num_microbatches))
-            for first in range(0, self.num_microbatches, self.round_length)
-        ]
-        ptr, numbers, microbatches = [0], [], []
-        for group in self.placement.groups:
-            own = parts_of(self.placement, group.name)
-            for pass_ in (Pass.F, Pass.B, Pass.R):
-                parts = own if pass_ is Pass.F else own[::-1]
-                there = [self.number.get(Action(kind, pass_, layer), -1) for kind, layer in parts]
-                mine = _whole([number for number in there if number >= 0])
-                for each in rounds:
-                    numbers.append(np.repeat(mine, len(each)))
-                    microbatches.append(np.tile(each, len(mine)))
-                ptr.append(ptr[-1] + len(mine) * self.num_microbatches)
-        starts = _whole(ptr)
+        whole, left = divmod(self.num_microbatches, self.round_length)
+        turns = np.arange(whole * self.round_length).reshape(whole, 1, self.round_length)
+        last = np.arange(self.num_microbatches - left, self.num_microbatches)
+        sizes, numbers, microbatches = [0], [], []
+        for mine in (order for orders in self.flow.orders for order in orders):
+            in_rounds = (whole, len(mine), self.round_length)
+            # [rounds, parts, micro-batches of a round], then the round that is not whole.
+            numbers += [np.broadcast_to(mine[:, None], in_rounds).ravel(), np.repeat(mine, left)]
+            microbatches += [np.broadcast_to(turns, in_rounds).ravel(), np.tile(last, len(mine))]
+            sizes.append(len(mine) * self.num_microbatches)
+        starts = np.cumsum(sizes)
         by_group = np.stack([starts[i * 3 : i * 3 + 4] for i in range(len(self.placement.groups))])
         return Queues(by_group, np.concatenate(numbers), np.concatenate(microbatches))
-
-
-def _whole(numbers: Iterable[int]) -> NDArray[np.int64]:
-    return np.array(list(numbers), dtype=np.int64)

@@ -6,17 +6,18 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bench.action import TRANSFERS, Action
+from bench.action import TRANSFERS, Codes, view
 from bench.assumptions import Assumptions, get_assumptions
 from bench.case import Case, CaseSpec, Layout, batch_of
-from bench.edges import edges
 from bench.errors import BadInput
 from bench.placement import Placement
 from bench.plan import RECOMPUTE, Plan
 from bench.predict import costs_of
 from bench.system import divisors, worthwhile_copies, worthwhile_offloads, worthwhile_shares
-from systems.disagmoe.af_pipe import AFPipe, Duration, parts_of
+from systems.disagmoe.af_pipe import AFPipe, Duration
+from systems.disagmoe.flow import flow_of, parts_of
 from systems.disagmoe.placement import place
 from systems.disagmoe.shift import shift_of, spreads
 
@@ -131,7 +132,7 @@ class DisagMoE:
         num_microbatches = batch_of(case, placement).num_microbatches
         pipe = AFPipe(
             placement,
-            list(edges(case.model, placement, layout.recompute)),
+            flow_of(case.model, placement.outline, layout.recompute),
             num_microbatches,
             expected_durations(case, placement),
             min(layout.round_length, num_microbatches),
@@ -147,14 +148,15 @@ def _num_parts(placement: Placement) -> dict[str, int]:
 
 
 def expected_durations(case: Case, placement: Placement) -> Duration:
-    """Seconds of an action on the slowest rank of its group, under data-sheet assumptions; each looked up once."""
+    """Seconds of actions on the slowest rank of a group, under data-sheet assumptions; like ones looked up once."""
     costs = costs_of(case, placement, get_assumptions(PLANNED_ON))
-    known: dict[Action, float] = {}
 
-    def duration(action: Action) -> float:
-        if action not in known:
-            transfer = action.kind in TRANSFERS
-            known[action] = costs.transfer_s(action) if transfer else float(np.max(costs.seconds(action)))
-        return known[action]
+    def one(code: int) -> float:
+        action = view(code)
+        return costs.transfer_s(action) if action.kind in TRANSFERS else float(np.max(costs.seconds(action)))
 
-    return duration
+    def durations(codes: Codes) -> NDArray[np.float64]:
+        different, like = costs.alike(codes)
+        return np.array([one(code) for code in codes[different].tolist()])[like]
+
+    return durations
