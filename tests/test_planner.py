@@ -512,7 +512,7 @@ def test_the_plan_says_where_the_walk_began() -> None:
         found = refine(case, seeds, ASSUMED, evaluate=timed(fast), budget=12)
         assert found.start is not None and found.start.layout == fast and found.from_seed
         said = origin_in_words(own, found, None, "measured")
-        assert said.startswith("it is the programme's split" if fast == own else "of the programme's splits, p=")
+        assert said.startswith("it is the programme's split" if fast == own else "of the programme's splits that were")
         assert "as it is" in said
     assert "the layout that was given" in origin_in_words(own, found, other, "measured")
 

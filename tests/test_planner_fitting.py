@@ -14,13 +14,13 @@ from bench.predict import costs_of, predict
 from bench.timing import simulated
 from systems.disagmoe.placement import place
 from systems.disagmoe.planner import fitting
-from systems.disagmoe.planner.allocation import allocate
+from systems.disagmoe.planner.allocation import Outcome, allocate
 from systems.disagmoe.planner.alternatives import next_best
 from systems.disagmoe.planner.busy import busy_of
 from systems.disagmoe.planner.explain import Explanation, explain
 from systems.disagmoe.planner.fitting import Steps, fit
 from systems.disagmoe.planner.problem import problem
-from systems.disagmoe.planner.words import binding_in_words, short_of
+from systems.disagmoe.planner.words import binding_in_words, short, short_of, split_in_words, what_if_in_words
 
 ASSUMED = get_assumptions("datasheet")
 
@@ -161,8 +161,33 @@ def test_other_conditions_are_simulated_for_the_plan_itself() -> None:
     assert any("this plan does not fit (931.3 GiB a GPU" in each for each in told.sentences())
 
 
+def test_what_a_split_chooses_otherwise_is_said() -> None:
+    found = explain(spec("qwen3-30b", "h800x2", 32, 1024), ASSUMED, refinement=False)
+    chosen, (what, *_) = found.allocation, found.what_ifs
+    same = what._replace(outcome=Outcome(chosen))
+    assert f"its split stays {short(chosen)}, estimated" in what_if_in_words(same, chosen)
+    near = (replace(chosen, candidate=j) for j in range(len(chosen.problem)))
+    other = next(each for each in near if short(each) == short(chosen) and each.layout.recompute == "full")
+    full = what_if_in_words(what._replace(outcome=Outcome(other)), chosen)
+    assert f"its split stays {short(chosen)} (" in full and "recompute none -> full" in full
+
+
+def test_a_programme_without_a_plan_that_fits_does_not_say_that_one_does(tight: Explanation) -> None:
+    assert "whose plan fits" in tight.sentences()[3]
+    refused = BadInput("cluster", "small", "more memory")
+    said = " ".join(replace(tight, refused=refused).sentences())
+    assert "whose plan fits is faster" not in said and "no split was found whose plan fits: 1 were simulated" in said
+
+
 def test_splits_are_named_in_full() -> None:
     assert short_of(Layout.make(groups=4, attention_ranks=16, expert_ranks=8)) == "p=4 M:N=16:8 replicas=1"
+    put_off = Layout.make(groups=2, mbs=4, deferred_w=8, layers_per_chunk=2, round_length=2, replicas=1)
+    said = split_in_words(put_off, spec(sequences=16))
+    assert (
+        "1 attention and 1 expert GPU in each of 2 groups" in said
+        and "rounds of 2 micro-batches of 4 sequences" in said
+    )
+    assert "put off by up to 8" in said and "2 layers at a time" in said
     shared = Layout.make(groups=4, attention_ranks=16, expert_ranks=8, replicas=2, tp=2, cp=4, expert_groups=3)
     assert short_of(shared) == "p=4:3 M:N=16:8 replicas=2 tp=2 cp=4"
 

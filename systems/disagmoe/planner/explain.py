@@ -11,6 +11,7 @@ from systems.disagmoe.planner import tables
 from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, Cut, Outcome
 from systems.disagmoe.planner.alternatives import next_best
 from systems.disagmoe.planner.busy import PlannedStep, planned_step
+from systems.disagmoe.planner.memory_words import cuts_in_words, memory_in_words
 from systems.disagmoe.planner.plain import (
     plain_allocation,
     plain_cut,
@@ -27,9 +28,7 @@ from systems.disagmoe.planner.what_ifs import WhatIf, nic_sets, what_ifs
 from systems.disagmoe.planner.words import (
     binding_in_words,
     busy_in_words,
-    cuts_in_words,
     depth_in_words,
-    memory_in_words,
     next_in_words,
     origin_in_words,
     programme_in_words,
@@ -114,7 +113,7 @@ class Explanation:
         chosen = self.allocation
         nearest = [next_in_words(self.others[0], chosen)] if self.others else []
         cut = cuts_in_words(self.cuts, chosen, self.refused)
-        said = [programme_in_words(chosen), *([cut] if cut else []), *binding_in_words(chosen)]
+        said = [programme_in_words(chosen, self.refused is None), *([cut] if cut else []), *binding_in_words(chosen)]
         return [*said, *nearest, memory_in_words(chosen, self.step)]
 
     def _what_ifs(self) -> list[str]:

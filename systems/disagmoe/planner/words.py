@@ -1,19 +1,21 @@
 """An allocation and its refinement in sentences."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench.case import CaseSpec, Layout
-from bench.errors import BadInput
-from bench.predict import GIB, QuickStep
+from bench.predict import GIB
 from bench.timing import StepTime
 from systems.disagmoe.placement import replica_size
-from systems.disagmoe.planner.allocation import Allocation, Cut, Outcome
+from systems.disagmoe.planner.allocation import Allocation, Outcome
 from systems.disagmoe.planner.refine import Refinement, Try
 
 if TYPE_CHECKING:
     from systems.disagmoe.planner.busy import PlannedStep
     from systems.disagmoe.planner.what_ifs import WhatIf
+
+
+CHOICES = ("recompute", "copies", "shared_on", "offload")
+"""What a split chooses beside its ranks and groups."""
 
 
 def short(allocation: Allocation) -> str:
@@ -46,9 +48,10 @@ def split_in_words(layout: Layout, spec: CaseSpec) -> str:
     groups = counted(p, "group") if p_f is None else f"{p} attention and {p_f} expert groups"
     microbatches = spec.workload.num_sequences * layout.sequence_ranks // (replicas * m * layout.mbs)
     rounds = counted(min(layout.round_length, microbatches), "micro-batch").replace("batchs", "batches")
+    held = f" of {layout.mbs} sequences" if layout.mbs > 1 else ""
     return (
-        f"{m} attention and {n} expert GPUs in each of {groups}, {counted(replicas, 'replica')}: "
-        f"{used} of {spec.cluster.num_gpus} GPUs, rounds of {rounds} (of {microbatches}), "
+        f"{m} attention and {counted(n, 'expert GPU')} in each of {groups}, {counted(replicas, 'replica')}: "
+        f"{used} of {spec.cluster.num_gpus} GPUs, rounds of {rounds}{held} (of {microbatches}), "
         f"recompute={layout.recompute}, copies={layout.copies}{_also(layout)}."
     )
 
@@ -57,6 +60,8 @@ def _also(layout: Layout) -> str:
     """Ranks that share a sequence, and state that lives elsewhere, where it is so."""
     said = f", {layout.sequence_ranks} attention GPUs to a sequence" if layout.sequence_ranks > 1 else ""
     said += f" (tp={layout.tp} cp={layout.cp})" if layout.sequence_ranks > 1 else ""
+    said += f", weight gradients put off by up to {layout.deferred_w}" if layout.deferred_w else ""
+    said += f", {layout.layers_per_chunk} layers at a time" if layout.layers_per_chunk > 1 else ""
     return said + (", optimizer state with the host" if layout.offloads_state else "")
 
 
@@ -80,12 +85,12 @@ def origin_in_words(programme: Layout, refinement: Refinement | None, given: Lay
     elif start.layout == given:
         where = f"the layout that was given is faster than the programme's splits, {source}"
     else:
-        where = f"of the programme's splits, {split} is the fastest that fits, {source}"
+        where = f"of the programme's splits that were {source}, {split} is the fastest that fits"
     return f"{where}; the plan is that, {became}."
 
 
-def programme_in_words(chosen: Allocation) -> str:
-    """What the solver has proven: of the programme's own estimates, not of steps."""
+def programme_in_words(chosen: Allocation, fits: bool = True) -> str:
+    """What the solver has proven: of the programme's own estimates, not of steps. `fits`: whether its plan does."""
     said = f"its split, {short(chosen)}, is estimated at {chosen.step_s:.4g} s a step; "
     if not chosen.proven:
         return said + (
@@ -94,7 +99,9 @@ def programme_in_words(chosen: Allocation) -> str:
         )
     gap = f"gap {100 * round(chosen.gap, 9):.2g} %"
     fewest = "" if chosen.settled else "; the solver ran out of time before it knew whether fewer GPUs would do"
-    return said + f"by the same estimates no split that it may choose is faster (proven, {gap}){fewest}."
+    depth = "of unequal depth" if chosen.problem.choices.unequal else "with as many expert as attention groups"
+    those = f"no split {depth}" + (" whose plan fits" if fits else "")
+    return said + f"by the same estimates, of memory too, {those} is faster (proven, {gap}){fewest}."
 
 
 def not_proven(chosen: Allocation, other: Allocation) -> str:
@@ -102,30 +109,6 @@ def not_proven(chosen: Allocation, other: Allocation) -> str:
     if not other.proven:
         return " (not proven: the solver ran out of time)"
     return "" if chosen.proven else " (compared with a split that is not proven)"
-
-
-def cuts_in_words(cuts: Sequence[Cut], chosen: Allocation, refused: BadInput | None) -> str | None:
-    """What the programme put first and what was cut off, as its plans do not fit; None for nothing."""
-    if not cuts:
-        return None
-    have = chosen.memory_of_gpu / GIB
-    which = f"{short_of(cuts[0].layout)} with rounds of {cuts[0].layout.round_length}"
-    needs = f"needs {_gib_over(cuts[0].peak_memory_bytes, chosen.memory_of_gpu)} of {have:.1f} GiB a GPU"
-    if refused is not None:
-        return f"no split was found whose plan fits: {len(cuts)} were simulated, and the fastest, {which}, {needs}."
-    if len(cuts) == 1:
-        said = (
-            "a plan that it would have put first was cut off, as it does not fit when its order is made and simulated"
-        )
-        return f"{said}: {which}, {needs}."
-    said = f"{len(cuts)} plans that it would have put first were cut off, as they do not fit when their order is made"
-    return f"{said} and simulated: the first, {which}, {needs}."
-
-
-def _gib_over(needed: float, have: float) -> str:
-    """GiB, with as many digits as tell that they are too many."""
-    digits = next((d for d in range(1, 4) if round(needed / GIB, d) > round(have / GIB, d)), 4)
-    return f"{needed / GIB:.{digits}f}"
 
 
 def next_in_words(other: Outcome, chosen: Allocation) -> str:
@@ -175,7 +158,8 @@ def busy_in_words(plan: "PlannedStep", spec: CaseSpec) -> str:
     left = f"{(have - step.peak_memory_bytes) / GIB:.1f} GiB of {have / GIB:.1f} are left on the fullest GPU"
     return (
         f"simulated, its step takes {step.step_time_s:.4g} s, in which {' and '.join(sides)}, of the busiest groups: "
-        f"its busiest resource is {plan.busiest}, for {share:.0f} % of the step. {left}."
+        f"its busiest resource is {plan.busiest}, for {share:.0f} % of the step (the rest: fixed costs of kernels and "
+        f"transfers, the pipeline's fill, gradient sums, and waiting for each other). {left}."
     )
 
 
@@ -188,7 +172,8 @@ def changed_in_words(before: Layout, after: Layout) -> str:
 def refined_in_words(refinement: Refinement, seed: Try | None, chosen: Allocation, source: str) -> str:
     """How long the refined step takes, beside the programme's own split timed in the same way."""
     tried = refinement.num_evaluated
-    ended = "no neighbour is faster" if refinement.complete else "the budget ended the search"
+    worth = "no neighbour is faster by more than 0.1 %" if source == "simulated" else "no neighbour is surely faster"
+    ended = worth if refinement.complete else "the budget ended the search"
     looked = f"{tried} layout{'s were' if tried != 1 else ' was'} {source}, and {ended}"
     best = refinement.best
     if best is None or best.step_time_s is None:
@@ -225,22 +210,6 @@ def depth_in_words(refinement: Refinement, source: str) -> str | None:
     )
 
 
-def memory_in_words(chosen: Allocation, step: QuickStep | None) -> str:
-    """What the programme takes memory to hold, and what its split's plan needs."""
-    have = chosen.memory_of_gpu / GIB
-    left = [have - held / GIB for held in chosen.memory_bytes]
-    count = chosen.layout.round_length
-    said = (
-        f"on its split, one micro-batch in flight leaves, by its estimates, {left[0]:.1f} GiB of an attention "
-        f"GPU and {left[1]:.1f} GiB of an expert GPU, of {have:.1f}; it takes rounds of {count}."
-    )
-    if step is not None and step.step_time_s is not None:
-        free = have - step.peak_memory_bytes / GIB
-        over = f"{have:.1f} are not enough: {-free:.2f} GiB are missing"
-        said += f" With its order made and simulated, {f'{free:.1f} GiB are left' if free >= 0 else over}."
-    return said
-
-
 def what_if_in_words(what: "WhatIf", chosen: Allocation) -> str:
     """How the plan does under another condition, and what the programme would choose instead of its own split."""
     other, kept = what.outcome.allocation, kept_in_words(what.kept)
@@ -249,10 +218,18 @@ def what_if_in_words(what: "WhatIf", chosen: Allocation) -> str:
         if what.outcome.cuts:
             nothing = f"of the {len(what.outcome.cuts)} fastest splits none fits when simulated"
         return f"{what.condition}: {kept}by the programme, {nothing}."
-    split = f"its split stays {short(chosen)}" if short(other) == short(chosen) else f"its split becomes {short(other)}"
+    same = short(other) == short(chosen)
+    split = f"its split {'stays' if same else 'becomes'} {short(other)}{_other_choices(other.layout, chosen.layout)}"
     bound = f"estimated at {other.step_s:.4g} s and bound by {' and '.join(other.binding)}"
     said = f"{what.condition}: {kept}by the programme, {split}, {bound}{_simulated(what.outcome)}"
     return f"{said}{not_proven(chosen, other)}."
+
+
+def _other_choices(layout: Layout, before: Layout) -> str:
+    """What a split chooses otherwise beside what names it."""
+    names = (name for name in CHOICES if getattr(layout, name) != getattr(before, name))
+    changed = ", ".join(f"{name} {getattr(before, name)} -> {getattr(layout, name)}" for name in names)
+    return f" ({changed})" if changed else ""
 
 
 def kept_in_words(kept: StepTime | None) -> str:
