@@ -189,6 +189,6 @@ def infeasible(problem: Problem, excluded: NDArray[np.bool_] | None = None, with
         "cluster",
         cluster.name,
         f"more memory or more GPUs: the {side} memory constraint cannot hold; the least that any of {within.sum()} "
-        f"splits of {cluster.num_gpus} GPUs needs is {least_gib:.1f} GiB a GPU ({fewer}), {least_gib - have:.1f} GiB "
-        f"more than its {have:.1f}",
+        f"splits of {cluster.num_gpus} GPUs needs by the programme's estimates is {least_gib:.1f} GiB a GPU "
+        f"({fewer}), {least_gib - have:.1f} GiB more than its {have:.1f}",
     )

@@ -174,9 +174,11 @@ def _stopped(each: PhasePlan) -> str:
 def _unsettled(each: PhasePlan) -> str:
     if each.all_settled:
         return ""
-    ended = {"its own best": each.own_settled, "the kept placement": each.kept_settled, "what it runs on": each.settled}
-    names = [name for name, settled in ended.items() if settled is False]
-    return f" The budget ended the refinement of {' and of '.join(names[:2])}: a neighbour may be faster."
+    names = ["of its own best"] if not each.own_settled else []
+    names += ["of the kept placement"] if each.kept_settled is False and each.kept_layout != each.own_layout else []
+    ways = (each.own_layout, each.kept_layout)
+    names += ["of what it runs on"] if not each.settled and each.layout not in ways else []
+    return f" The budget ended the refinement {' and '.join(names)}: a neighbour may be faster."
 
 
 def _both_sides(each: PhasePlan, mixed: bool) -> str:
@@ -193,13 +195,13 @@ def _both_sides(each: PhasePlan, mixed: bool) -> str:
         case "never":
             as_fast = f"on {kept_on} it is as fast as on any other: re-allocating never pays"
             return f"{as_fast} here; what follows decides: {_moving(each.move)}." if each.move else f"{as_fast}."
-    moves = "there and back " if mixed else ""
-    pays = f"{each.pays_after_steps:.3g} steps"
+    away = _moving(each.own_move)
+    away = f"; there and back is {away}" if mixed else f" after {away}"
     would = "would pay" if mixed or each.verdict == "stays" else "pays"
     said = (
-        f"on {kept_on} {each.kept_step_s:.4g} s, on its own {each.own_step_s:.4g} s {moves}after "
-        f"{_moving(each.own_move)}: re-allocating {would} after {pays}"
+        f"on {kept_on} {each.kept_step_s:.4g} s, on its own {each.own_step_s:.4g} s{away}: re-allocating {would} after "
     )
+    said += f"{each.pays_after_steps:.3g} steps"
     if mixed:
         return f"{said} of this length in a row; a mixture stays where it is."
     if each.elsewhere:
