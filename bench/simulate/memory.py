@@ -56,8 +56,9 @@ def highest_bytes(
     of_op = sizes[program.group]
     first_rank = (np.cumsum(sizes) - sizes)[program.group]
     rank = np.arange(len(start_s)) + np.repeat(first_rank - (np.cumsum(of_op) - of_op), of_op)
-    # Sorting is stable: ends, which come first, stay before starts of the same moment.
-    order = np.argsort(np.concatenate([end_s, start_s]), kind="stable")
+    # Sorting is stable: ends, which come first, stay before starts of the same moment. What moves nothing is no event.
+    events = np.concatenate([np.flatnonzero(moved.given), len(start_s) + np.flatnonzero(moved.taken)])
+    order = events[np.argsort(np.concatenate([end_s, start_s])[events], kind="stable")]
     groups = program.plan.placement.groups
     static = np.repeat([costs.static_bytes(group.name) for group in groups], sizes)
     return static + _HIGHEST(len(order), order, rank, *moved, len(static))
