@@ -12,9 +12,8 @@ def cuts_in_words(cuts: Sequence[Cut], chosen: Allocation, refused: BadInput | N
     """What the programme put first and what was cut off, as its plans do not fit; None for nothing."""
     if not cuts:
         return None
-    have = chosen.memory_of_gpu / GIB
     which = f"{short_of(cuts[0].layout)} with rounds of {cuts[0].layout.round_length}"
-    needs = f"needs {_gib_over(cuts[0].peak_memory_bytes, chosen.memory_of_gpu)} of {have:.1f} GiB a GPU"
+    needs = f"needs {_told_apart(cuts[0].peak_memory_bytes, chosen.memory_of_gpu)} GiB a GPU"
     if refused is not None:
         return f"no split was found whose plan fits: {len(cuts)} were simulated, and the fastest, {which}, {needs}."
     if len(cuts) == 1:
@@ -26,10 +25,10 @@ def cuts_in_words(cuts: Sequence[Cut], chosen: Allocation, refused: BadInput | N
     return f"{said} and simulated: the first, {which}, {needs}."
 
 
-def _gib_over(needed: float, have: float) -> str:
-    """GiB, with as many digits as tell that they are too many."""
+def _told_apart(needed: float, have: float) -> str:
+    """``79.74 of 79.65``: GiB, with as many digits as tell that they are too many."""
     digits = next((d for d in range(1, 4) if round(needed / GIB, d) > round(have / GIB, d)), 4)
-    return f"{needed / GIB:.{digits}f}"
+    return f"{needed / GIB:.{digits}f} of {have / GIB:.{digits}f}"
 
 
 def memory_in_words(chosen: Allocation, step: QuickStep | None) -> str:

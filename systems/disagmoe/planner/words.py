@@ -236,7 +236,7 @@ def kept_in_words(kept: StepTime | None) -> str:
     if kept is None:
         return ""
     if kept.status == "ok":
-        return f"this plan takes {kept.step_time_s:.4g} s a step, simulated; "
+        return f"this plan, its order made anew, takes {kept.step_time_s:.4g} s a step, simulated; "
     if kept.peak_memory_bytes is not None:
         return f"this plan does not fit ({kept.peak_memory_bytes / GIB:.1f} GiB a GPU, simulated); "
     return f"this plan cannot be ({kept.reason}); "
