@@ -4,7 +4,7 @@ A space has thousands of layouts, and many of them differ in the order alone. Wh
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class Limits:
 
     def _shared(self, case: Case, placement: Placement, batch: Batch) -> _Shared:
         costs = new_costs(_in_one_piece(case), placement, batch.num_replicas, self.assumptions)
-        bound_s = cache(lambda: placement_bound_s(placement, costs, batch.num_microbatches))
+        bound_s = partial(placement_bound_s, placement, costs, batch.num_microbatches)
         return _Shared(bound_s, _held(costs, kept_bytes(placement, costs)))
 
 
