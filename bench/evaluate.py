@@ -10,8 +10,9 @@ from bench.case import Case, CaseSpec
 from bench.check import PlanError
 from bench.errors import BadInput
 from bench.predict import GIB, Prediction, does_not_fit, predict
+from bench.search import SLOWER
 from bench.trial import Trial, command_for
-from bench.tune import DEFAULT_BUDGET, SLOWER, TuneResult, tune
+from bench.tune import DEFAULT_BUDGET, TuneResult, tune
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,27 @@ class KnowsSeeds(Protocol):
 
 
 @runtime_checkable
+class KnowsMoves(Protocol):
+    """A system whose space has few values of fields that have many, or one: the tuner goes on from its best layouts,
+    step by step and within everybody's budget, so that no list of values ends a search."""
+
+    stepped: tuple[str, ...]
+    """Layout fields that change nothing but the order of the same work, and what it holds meanwhile."""
+
+    def moves(self, spec: CaseSpec, layout: Layout) -> Iterable[Layout]:
+        """Layouts one step away, likeliest first. Some may not be possible."""
+        ...
+
+    def leaner(self, layout: Layout) -> Layout | None:
+        """The same work in an order that holds less; None where there is none to try."""
+        ...
+
+    def in_order_of(self, layout: Layout, other: Layout) -> Layout:
+        """A layout's work in the order of another's."""
+        ...
+
+
+@runtime_checkable
 class KnowsConsequences(Protocol):
     """A system of whose layout fields some follow from others: where a user fixes these, those are made anew."""
 
@@ -250,31 +271,32 @@ def worthwhile_offloads(spec: CaseSpec, mbs: int) -> tuple[Literal["none", "stat
     return ("none", "state") if mbs == 1 and state_bytes > OFFLOADED_SHARE * memory_bytes else ("none",)
 
 
-LEAST_TOKENS = 2048
-"""Of a micro-batch on a rank: sequences are not shared for memory's sake by more ranks than leave it as many."""
+SHARES = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 1))
+"""(tp, cp) that a space lists; more may be fixed, or reached by moves."""
 
 
-def worthwhile_shares(spec: CaseSpec, ranks: int, replicas: int, depth: int) -> Iterator[tuple[int, int]]:
-    """(tp, cp) worth trying: (1, 1), and some that share sequences, which saves memory and makes up for too few.
+def worthwhile_shares(spec: CaseSpec, ranks: int) -> Iterator[tuple[int, int]]:
+    """(tp, cp) worth trying: (1, 1), and those that share sequences, which saves memory and makes up for too few.
 
-    What sequences keep in memory grows with a rank's tokens, not with their length, so a shorter sequence is shared
-    down to as few tokens a rank as a longer one. Where sequences are too few for the ranks, also to fewer.
-    Context parallelism moves keys and values alone, which grouped-query models have few of; tensor parallelism moves
-    whole rows, and is worth it for attention's weights at most. So cp is tried up to 8 and tp at 2; more may be fixed.
+    What sequences keep in memory grows with a rank's tokens, not with their length, so sequences of any length are
+    shared as far as a node goes. Context parallelism moves keys and values alone, which grouped-query models have few
+    of; tensor parallelism moves whole rows, and is worth it for attention's weights at most.
 
     Args:
         ranks: ranks of a group that holds attention.
-        depth: stages of the pipeline: sequences are too few where a stage gets less than two micro-batches.
     """
-    seq_len = spec.workload.seq_len
-    too_few = spec.workload.num_sequences < 2 * depth * replicas * ranks
-    yield 1, 1
-    for tp, cp in ((1, 2), (1, 4), (1, 8), (2, 1)):
-        alike = spec.model.num_heads % tp == 0 and spec.model.num_kv_heads % tp == 0
+    model, seq_len = spec.model, spec.workload.seq_len
+    for tp, cp in SHARES:
+        alike = model.num_heads % tp == 0 and model.num_kv_heads % tp == 0
         inside = ranks % (tp * cp) == 0 and spec.cluster.gpus_per_node % (tp * cp) == 0
-        enough = too_few or seq_len >= LEAST_TOKENS * tp * cp
-        if alike and inside and enough and seq_len % (tp * 2 * cp) == 0:
+        if alike and inside and seq_len % (tp * (2 * cp if cp > 1 else 1)) == 0:
             yield tp, cp
+
+
+def beside(values: Iterable[int], value: int) -> list[int]:
+    """Of some values the next larger and the next smaller one, where there are any."""
+    kept = sorted(values)
+    return [each for each in kept if each > value][:1] + [each for each in kept if each < value][-1:]
 
 
 def require_divides(field: str, value: int, whole: int, what: str) -> None:

@@ -15,26 +15,20 @@ the layout can neither win nor come second. Whether it fits is then known only w
 (`bench.simulate.least_peak_bytes`).
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter, ne
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from bench.assumptions import Assumptions
-from bench.case import Case, CaseSpec, Layout
+from bench.case import CaseSpec, Layout
 from bench.errors import BadInput
 from bench.limits import Limits
 from bench.predict import Prediction, does_not_fit, predict, quick_step
+from bench.search import Open, Search, choices_of
 from bench.system import KnowsConsequences, KnowsSeeds, get_system
 
 DEFAULT_BUDGET = 64
-MAX_DISTANCE = 2
-LESS_ROOM = 0.85
-
-SLOWER = 1.1
-"""A layout is left once its step is sure to take so many times as long as the best, and longer than the second best."""
 
 Status = Literal["ok", "infeasible", "slower", "refused", "bound", "budget"]
 
@@ -105,15 +99,19 @@ def tune(
     """
     system = get_system(spec.system)
     seeds = list(system.seeds(spec, assumptions)) if isinstance(system, KnowsSeeds) else []
-    open_layouts, done = screen(spec, assumptions, fixed, seeds)
-    search = _Search(open_layouts, budget, {with_fixed(spec, fixed, seed) for seed in seeds})
+    screen = _Screen(spec, assumptions, fixed)
+    open_layouts = list(screen.of(chain(seeds, system.space(spec))))
+    done = screen.done
+    search = Search(
+        spec, system, open_layouts, budget, {with_fixed(spec, fixed, seed) for seed in seeds}, screen.of_moves
+    )
     while (layout := search.next()) is not None:
         found = _try(layout, assumptions, search.limit_s)
-        done.append(found)
-        search.learn(found)
+        screen.tried(found)
+        search.learn(*_learnt(found))
         if progress is not None:
             progress(search.num_tried, len(search.left))
-    for layout in search.left:
+    for layout in screen.left():
         beaten = layout.bound_s >= search.best_s
         done.append(Candidate(layout.case.layout, "bound" if beaten else "budget", layout.bound_s))
     best = None if search.best is None else predict(spec.with_layout(search.best), assumptions)
@@ -121,115 +119,12 @@ def tune(
     return TuneResult(spec, best, tuple(done))
 
 
-class _Open(NamedTuple):
-    """A layout that may win."""
-
-    bound_s: float
-    least_bytes: float
-    case: Case
-    choices: tuple[object, ...]
+def _learnt(found: Candidate) -> tuple[bool | None, float | None]:
+    """Whether a layout fits, None where that is not known, and its step."""
+    return {"ok": True, "slower": None}.get(found.status, False), found.step_time_s
 
 
-class _Search:
-    """Which layout to simulate next. `left` is in the order of the time bounds."""
-
-    def __init__(self, layouts: list[_Open], budget: int | None, seeds: Set[Layout]) -> None:
-        self.left = sorted(layouts, key=lambda layout: layout.bound_s)
-        self.budget = budget
-        self._seeds = [layout for layout in self.left if layout.case.layout in seeds] if seeds else []
-        self.num_tried = 0
-        self.best: Layout | None = None
-        self.best_s = self.second_s = float("inf")
-        self._bounds_seen: set[float] = set()
-        self._last: _Open | None = None
-        self._tempting: tuple[float, _Open] | None = None  # step time of the fastest that does not fit, and it
-        self._room = 1.0  # share of the memory that a layout's lower bound may take to be explored
-
-    @property
-    def limit_s(self) -> float:
-        """A layout whose step takes longer is of no interest: it is neither near the best nor the second best."""
-        return max(self.second_s, SLOWER * self.best_s)
-
-    def next(self) -> "_Open | None":
-        """None once nothing is left that may win, or the budget is spent."""
-        if self.budget is not None and self.num_tried >= self.budget:
-            return None
-        hopeful = self.left[: bisect_left(self.left, self.best_s, key=lambda layout: layout.bound_s)]
-        if not hopeful:
-            return None
-        chosen = self._explore(hopeful) or self._slimmer(hopeful, self.best_s)
-        if chosen is None:
-            chosen = _near(hopeful, self.best) if self.best else min(hopeful, key=lambda layout: layout.least_bytes)
-        self.num_tried += 1
-        self._last = chosen
-        self.left.remove(chosen)
-        if chosen in self._seeds:
-            self._seeds.remove(chosen)
-        return chosen
-
-    def learn(self, found: Candidate) -> None:
-        """What did not fit says how far the lower bounds on memory are off: the next ones explored need more room."""
-        step_s = found.step_time_s
-        if found.status == "ok" and step_s is not None:
-            if step_s < self.best_s:
-                self.best, self.best_s, self.second_s = found.layout, step_s, self.best_s
-            self.second_s = min(self.second_s, step_s) if found.layout != self.best else self.second_s
-        # One that was left for its time is taken to fit unless it is sure not to.
-        may_fit = found.status in ("ok", "slower")
-        self._room = 1.0 if may_fit else self._room * LESS_ROOM
-        if self._last is None:
-            return
-        if may_fit:
-            self._bounds_seen.add(self._last.bound_s)
-        elif step_s is not None and (self._tempting is None or step_s < self._tempting[0]):
-            self._tempting = step_s, self._last
-
-    def _slimmer(self, hopeful: list[_Open], limit: float) -> _Open | None:
-        """Near a layout that is faster than the best but does not fit, the next that needs less memory."""
-        if self._tempting is None or self._tempting[0] >= limit:
-            return None
-        step_time_s, fat = self._tempting
-        near = [
-            layout
-            for layout in hopeful
-            if layout.least_bytes < fat.least_bytes and _distance(layout.choices, fat.choices) <= MAX_DISTANCE
-        ]
-        if not near:
-            self._tempting = None
-            return None
-        slimmer = min(near, key=lambda layout: (layout.bound_s, layout.least_bytes))
-        self._tempting = step_time_s, slimmer
-        return slimmer
-
-    def _explore(self, hopeful: list[_Open]) -> _Open | None:
-        """A seed, then the lowest bound that is new, for the first half of the budget."""
-        if self.budget is not None and self.num_tried >= self.budget // 2:
-            return None
-        room_bytes = self._room * hopeful[0].case.cluster.gpu.memory_bytes
-        for layout in self._seeds:
-            if layout.bound_s <= hopeful[-1].bound_s and layout.least_bytes <= room_bytes:
-                return layout
-        new = (layout for layout in hopeful if layout.bound_s not in self._bounds_seen)
-        return next((layout for layout in new if layout.least_bytes <= room_bytes), None)
-
-
-def _near(hopeful: list[_Open], best: Layout) -> _Open:
-    """The nearest to the best, of those at most two choices away and of equals the lowest bound; else the lowest."""
-    choices = _choices(best)
-    nearest = min(hopeful, key=lambda layout: _distance(layout.choices, choices))
-    return nearest if _distance(nearest.choices, choices) <= MAX_DISTANCE else hopeful[0]
-
-
-_choices = attrgetter(*(key for key in Layout.model_fields if key != "replicas"))
-"""What a layout chooses; the number of replicas follows from the rest."""
-
-
-def _distance(one: tuple[object, ...], other: tuple[object, ...]) -> int:
-    """Choices in which two layouts differ."""
-    return sum(map(ne, one, other))
-
-
-def _try(layout: _Open, assumptions: Assumptions, limit_s: float) -> Candidate:
+def _try(layout: Open, assumptions: Assumptions, limit_s: float) -> Candidate:
     """Simulates a layout as far as needed to see whether it is faster than `limit_s`, and notes what came out."""
     case = layout.case
     try:
@@ -246,27 +141,70 @@ def _try(layout: _Open, assumptions: Assumptions, limit_s: float) -> Candidate:
     return Candidate(case.layout, "ok", found.bound_s, step_s, peak)
 
 
-def screen(
-    spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str] = (), seeds: Sequence[Layout] = ()
-) -> tuple[list[_Open], list[Candidate]]:
-    """Layouts that may win, and the candidates that cannot be or cannot fit."""
-    limits = Limits(spec, assumptions)
-    open_layouts: list[_Open] = []
-    done: list[Candidate] = []
-    for layout in _layouts(spec, fixed, seeds):
-        case = spec.with_layout(layout)
+class _Screen:
+    """Which layouts may win, each looked at once; `done` has what cannot be, cannot fit, or was tried."""
+
+    def __init__(self, spec: CaseSpec, assumptions: Assumptions, fixed: Sequence[str] = ()) -> None:
+        self.spec, self.fixed = spec, fixed
+        self.done: list[Candidate] = []
+        self._limits = Limits(spec, assumptions)
+        self._choices = choices_of(self._limits.system)
+        self._left: dict[Layout, Open] = {}
+        self._seen: set[Layout] = set()
+
+    def of(self, layouts: Iterable[Layout]) -> Iterator[Open]:
+        """Those that may win and were not met before, with the fixed fields put in."""
+        for layout in layouts:
+            choice = with_fixed(self.spec, self.fixed, layout)
+            if choice not in self._seen:
+                self._seen.add(choice)
+                found = self._of(choice)
+                if isinstance(found, Open):
+                    self._left[choice] = found
+                    yield found
+                else:
+                    self.done.append(found)
+
+    def of_moves(self, layouts: Iterable[Layout]) -> Iterator[Open]:
+        """Those that may win and were not tried before. What is not possible is no candidate."""
+        for layout in layouts:
+            choice = with_fixed(self.spec, self.fixed, layout)
+            if choice not in self._seen:
+                found = self._of(choice)
+                if isinstance(found, Open):
+                    self._seen.add(choice)
+                    self._left[choice] = found
+                elif found.status != "refused":
+                    self._seen.add(choice)
+                    self.done.append(found)
+            if choice in self._left:
+                yield self._left[choice]
+
+    def tried(self, found: Candidate) -> None:
+        del self._left[found.layout]
+        self.done.append(found)
+
+    def left(self) -> list[Open]:
+        """What was met and not tried."""
+        return list(self._left.values())
+
+    def _of(self, layout: Layout) -> "Open | Candidate":
+        case = self.spec.with_layout(layout)
         try:
-            bound, least = limits.of(case)
+            bound, least = self._limits.of(case)
         except BadInput as error:
             if error.fault:
                 raise
-            done.append(Candidate(layout, "refused", reason=str(error)))
-            continue
+            return Candidate(layout, "refused", reason=str(error))
         if bound is None:
-            done.append(Candidate(layout, "infeasible", None, None, least, does_not_fit(case, least)))
-        else:
-            open_layouts.append(_Open(bound, least, case, _choices(layout)))
-    return open_layouts, done
+            return Candidate(layout, "infeasible", None, None, least, does_not_fit(case, least))
+        return Open(bound, least, case, self._choices(layout))
+
+
+def screen(spec: CaseSpec, assumptions: Assumptions) -> tuple[list[Open], list[Candidate]]:
+    """Layouts of the space that may win, and the candidates that cannot be or cannot fit."""
+    screened = _Screen(spec, assumptions)
+    return list(screened.of(get_system(spec.system).space(spec))), screened.done
 
 
 def with_fixed(spec: CaseSpec, fixed: Sequence[str], layout: Layout) -> Layout:
@@ -277,13 +215,3 @@ def with_fixed(spec: CaseSpec, fixed: Sequence[str], layout: Layout) -> Layout:
     if isinstance(system, KnowsConsequences):
         return system.completed(spec, choice, {pair.partition("=")[0] for pair in fixed})
     return choice
-
-
-def _layouts(spec: CaseSpec, fixed: Sequence[str], seeds: Sequence[Layout]) -> Iterator[Layout]:
-    """The system's seeds and its space with the fixed fields put in, each layout once."""
-    seen: set[Layout] = set()
-    for layout in chain(seeds, get_system(spec.system).space(spec)):
-        choice = with_fixed(spec, fixed, layout)
-        if choice not in seen:
-            seen.add(choice)
-            yield choice

@@ -19,9 +19,10 @@ from bench.errors import BadInput
 from bench.flops import part_flops
 from bench.models import get_model
 from bench.predict import costs_of, predict
-from bench.system import get_system
+from bench.system import get_system, plan_of
 from bench.timing import Evaluate, StepTime
 from bench.tune import tune
+from systems.disagmoe.orders import num_weight_gradients
 from systems.disagmoe.placement import place, replica_size
 from systems.disagmoe.planner.allocation import Outcome, allocate, attempt
 from systems.disagmoe.planner.alternatives import alternatives, by_groups
@@ -269,6 +270,32 @@ def test_neighbours_can_all_be_planned() -> None:
         used = (layout.replicas or 1) * layout.groups * (layout.attention_ranks + layout.expert_ranks)
         assert used <= case.cluster.num_gpus
         place(case.model, layout).validate()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("walk", [True, False])
+def test_deferral_and_rounds_end_where_there_is_no_more_of_them(walk: bool, groups: int) -> None:
+    """Step by step, in the walk and in the search alike: no list of values ends them."""
+    case = spec(sequences=512 // groups)
+    start = Layout.make(replicas=4 // groups, groups=groups, round_length=4 * groups)
+    whole = num_weight_gradients(case, start)
+
+    def reached(field: str) -> set[int]:
+        found, ahead = {getattr(start, field)}, [start]
+        while ahead:
+            at = ahead.pop()
+            for near in (each for each, _ in neighbours(case, at)) if walk else DisagMoE().moves(case, at):
+                to = getattr(near, field)
+                if near == at.model_copy(update={field: to}) and to not in found:
+                    found.add(to)
+                    ahead.append(near)
+        return found
+
+    assert {0, whole} | {groups * 2**i for i in range(8)} <= reached("deferred_w")
+    assert {1, 8 * groups, 16 * groups, 128} <= reached("round_length")
+    assert max(reached("deferred_w")) == whole and max(reached("round_length")) == 128
+    plans = [plan_of(case.with_layout(start.model_copy(update={"deferred_w": n}))) for n in (whole, 100 * whole)]
+    assert str(plans[0]) == str(plans[1])
 
 
 def test_refinement_is_as_good_as_the_full_grid() -> None:

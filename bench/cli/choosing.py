@@ -61,7 +61,7 @@ def tune(asked: Asked, budget: options.Budget = None, json: options.Json = False
 
 def _simulated(found: "TuneResult") -> str:
     """How many of the layouts that were tried; of the others, from where on."""
-    from bench.tune import SLOWER
+    from bench.search import SLOWER
 
     whole = sum(each.step_time_s is not None for each in found.candidates)
     left = found.counts().get("slower", 0)

@@ -18,6 +18,7 @@ from bench.placement import Group, Placement
 from bench.plan import COMPUTE_STREAM, RECOMPUTE, ActionColumn, Plan
 from bench.system import divisors, require_divides, worthwhile_copies, worthwhile_offloads, worthwhile_shares
 from systems.baselines.interleaved import Turn
+from systems.baselines.moves import moves
 
 
 def chunks_of_layers(num_layers: int, num_chunks: int) -> list[range]:
@@ -139,7 +140,7 @@ class Colocated(ABC):
                 # Inside a node a copy a node is a copy a rank; beyond, it is the likelier one.
                 inside = spec.cluster.gpus_per_node % ep == 0
                 all_copies = ("rank",) if inside else worthwhile_copies(spec)[::-1]
-                shares = worthwhile_shares(spec, ep, replicas, pp)
+                shares = worthwhile_shares(spec, ep)
                 # Sequences that are shared come one at a time.
                 dealt = [(mbs, tp, cp) for tp, cp in shares for mbs in ((1, 2) if tp * cp == 1 else (1,))]
                 dealt_and_held = [(*deal, offload) for deal in dealt for offload in worthwhile_offloads(spec, deal[0])]
@@ -150,6 +151,17 @@ class Colocated(ABC):
                     if left == 0 and num_microbatches and (vpp == 1 or interleaves):
                         where = {"ep": ep, "pp": pp, "vpp": vpp, "tp": tp, "cp": cp, "replicas": replicas}
                         yield Layout.make(**where, mbs=mbs, recompute=recompute, copies=copies, offload=offload)
+
+    stepped: tuple[str, ...] = ("microbatch_group",)
+
+    def moves(self, spec: CaseSpec, layout: Layout) -> Iterator[Layout]:
+        return moves(spec, layout, self.fields)
+
+    def leaner(self, layout: Layout) -> Layout | None:
+        return None if layout.microbatch_group is None else layout.model_copy(update={"microbatch_group": None})
+
+    def in_order_of(self, layout: Layout, other: Layout) -> Layout:
+        return layout.model_copy(update={name: getattr(other, name) for name in self.stepped})
 
     def directions_of(self, layout: Layout) -> int:
         """Directions in which micro-batches go through the pipeline."""
@@ -162,8 +174,13 @@ class Colocated(ABC):
             raise BadInput("layout.vpp", layout.vpp, "1 where pp is 1")
         if layout.pp * layout.vpp > model.num_layers:
             raise BadInput("layout.pp", layout.pp, f"pp x vpp of at most {model.num_layers} layers of {model.name}")
-        stages = tuple(self.stage_of(chunk, layout.pp) for chunk in range(layout.pp * layout.vpp))
+        stages = self._stages(layout.pp, layout.vpp)
         return _placed(model, layout.ep, layout.pp, stages, self.directions_of(layout))
+
+    @lru_cache(maxsize=1024)  # noqa: B019 (systems live as long as the process)
+    def _stages(self, pp: int, vpp: int) -> tuple[int, ...]:
+        """The stage of every chunk of layers."""
+        return tuple(self.stage_of(chunk, pp) for chunk in range(pp * vpp))
 
     def plan(self, case: Case) -> Plan:
         layout = case.layout

@@ -10,7 +10,7 @@ Ours, as the simulator needs it:
   this one. Slices are no launches: they add no fixed cost beyond the latency of the first arrival (`bench.fusion`).
 - Slices pass both GEMMs. Comet has two kernels, dispatch with the first GEMM and combine with the second, cut along
   columns there: what one of the two hides less well than the other, ours does not show.
-- How fast `comm_sms` thread blocks communicate (assumption `saturating_sms`); the search takes the best of a grid.
+- How fast `comm_sms` thread blocks communicate (assumption `saturating_sms`); the search takes the best by steps of 4.
 - The backward is not described. Here it mirrors the forward: combine's gradient with the experts' input gradient and
   that with dispatch's; weight gradients follow on all SMs.
 - The public code runs on one node. Here the fused exchange crosses nodes at the rates that every system gets.
@@ -25,12 +25,17 @@ from bench.errors import BadInput
 from bench.placement import Placement
 from systems.baselines.colocated import Stage
 from systems.baselines.interleaved import Turn
+from systems.baselines.moves import moves
 from systems.baselines.sliced import Sliced, SlicedLayer, sliced_layer
 
 SLICES = (8, 4, 2, 1)
 """The finest that divides the tokens stands for tiles."""
 
-COMM_SMS = (20, 16, 32, 8, 4)
+FINEST = 16
+"""What stands for tiles in the layout that no step beats: a simulation takes as many times as long."""
+
+COMM_SMS, STEP_SMS = 20, 4
+"""SMs for communication of the layouts in the space; of the best one, more and fewer by steps."""
 
 
 class Comet(Sliced):
@@ -41,13 +46,28 @@ class Comet(Sliced):
     summary = "expert parallel, exchange fused into the experts' kernels tile by tile (modelled only)"
     traits = ("modelled-only",)
     fields = Sliced.fields | {"comm_sms"}
+    stepped = ("chunks", "comm_sms")
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         for layout in super().space(spec):
-            finest = next(n for n in SLICES if layout.mbs * spec.workload.seq_len % n == 0)
-            for comm_sms in COMM_SMS:
-                if comm_sms < spec.cluster.gpu.num_sms:
-                    yield layout.model_copy(update={"chunks": finest, "comm_sms": comm_sms})
+            tokens = layout.mbs * spec.workload.seq_len // layout.sequence_ranks
+            finest = next(n for n in SLICES if tokens % n == 0)
+            sms = min(COMM_SMS, max(1, spec.cluster.gpu.num_sms - 1))
+            yield layout.model_copy(update={"chunks": finest, "comm_sms": sms})
+
+    def moves(self, spec: CaseSpec, layout: Layout) -> Iterator[Layout]:
+        if layout.chunks > SLICES[0]:
+            return
+        sms = layout.comm_sms
+        for near in (sms - STEP_SMS, sms + STEP_SMS):
+            if 1 <= near < spec.cluster.gpu.num_sms:
+                yield layout.model_copy(update={"comm_sms": near})
+        yield from moves(spec, layout, self.fields)
+        yield layout.model_copy(update={"chunks": FINEST})
+
+    def in_order_of(self, layout: Layout, other: Layout) -> Layout:
+        # Not its slices: those of the best alone are finer.
+        return layout.model_copy(update={"comm_sms": other.comm_sms})
 
     def placement(self, case: Case) -> Placement:
         if case.layout.comm_sms < 1:

@@ -4,12 +4,12 @@ Nothing overlaps beyond the layer: what follows it in the compute stream needs a
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from bench.action import Action, Kind, Pass
-from bench.case import Case
+from bench.case import Case, CaseSpec, Layout
 from systems.baselines.colocated import Stage
 from systems.baselines.ep import ExpertParallel
 from systems.baselines.interleaved import Turn, order
@@ -28,6 +28,11 @@ class Sliced(ExpertParallel):
     """Base of systems that pipeline within a layer; 1F1B or interleaved stages as in `ep`."""
 
     fields = ExpertParallel.fields | {"chunks"}
+    stepped: tuple[str, ...] = ("chunks",)
+
+    def moves(self, spec: CaseSpec, layout: Layout) -> Iterator[Layout]:
+        yield from (layout.model_copy(update={"chunks": n}) for n in (layout.chunks * 2, layout.chunks // 2) if n)
+        yield from super().moves(spec, layout)
 
     @abstractmethod
     def layer(self, stage: Stage, turn: Turn, layer: int, chunks: int) -> SlicedLayer:

@@ -10,9 +10,9 @@ What differs from the public code (tutel/impls/overlap.py, moe_layer.py):
   tokens and sends what there is, so that it trains the same model as every other system.
 - There autograd computes a slice's input and weight gradients in one operation, whose end the transfer waits for; here
   the transfer leaves with the input gradient, which is kinder to Tutel.
-- The degree is a setting there; here it is the best of 1, 2, 4, 8. Its hierarchical all-to-all and its switch between
-  kinds of parallelism are left out. Pipeline stages and recomputation, which it leaves to the trainer, are those that
-  every baseline gets.
+- The degree is a setting there; here it is the best of the powers of two. Its hierarchical all-to-all and its
+  switch between kinds of parallelism are left out. Pipeline stages and recomputation, which it leaves to the trainer,
+  are those that every baseline gets.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ from systems.baselines.colocated import Stage
 from systems.baselines.interleaved import Turn
 from systems.baselines.sliced import Sliced, SlicedLayer, sliced_layer
 
-DEGREES = (4, 2, 8, 1)
+DEGREES = (4, 2, 1)
+"""The first that divides the tokens; others are reached from it."""
 
 
 class Tutel(Sliced):
@@ -35,9 +36,9 @@ class Tutel(Sliced):
 
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         for layout in super().space(spec):
-            for degree in DEGREES:
-                if layout.mbs * spec.workload.seq_len % degree == 0:
-                    yield layout.model_copy(update={"chunks": degree})
+            tokens = layout.mbs * spec.workload.seq_len // layout.sequence_ranks
+            degree = next(n for n in DEGREES if tokens % n == 0)
+            yield layout.model_copy(update={"chunks": degree})
 
     def layer(self, stage: Stage, turn: Turn, layer: int, chunks: int) -> SlicedLayer:
         slices = range(chunks) if turn.pass_ is Pass.F else range(chunks)[::-1]

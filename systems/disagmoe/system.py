@@ -1,6 +1,6 @@
 """`disagmoe`: attention and experts on disjoint groups of GPUs, many-to-many exchange, the AF-Pipe schedule."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,15 @@ from bench.action import TRANSFERS, Codes, view
 from bench.assumptions import Assumptions, get_assumptions
 from bench.case import Case, CaseSpec, Layout, batch_of
 from bench.errors import BadInput
+from bench.flops import Part, has_part, part_flops
+from bench.models import Model
 from bench.placement import Placement
 from bench.plan import RECOMPUTE, Plan
 from bench.predict import costs_of
 from bench.system import divisors, worthwhile_copies, worthwhile_offloads, worthwhile_shares
 from systems.disagmoe.af_pipe import AFPipe, Duration
 from systems.disagmoe.flow import flow_of, parts_of
+from systems.disagmoe.orders import FIELDS, in_order_of, in_whole_rounds, regrouped, reordered
 from systems.disagmoe.placement import place
 from systems.disagmoe.shift import shift_of, spreads
 
@@ -34,6 +37,9 @@ NUM_SEEDS = 4
 LEAST_USED = 0.75
 """Layouts that leave more than a quarter of the GPUs idle are not worth trying."""
 
+MOST_UNEVEN = 4.0
+"""Nor are those in which a GPU has to do so many times its even share of the FLOPs."""
+
 
 class DisagMoE:
     """The paper's system: `groups` A-groups of M ranks and F-groups of N ranks, layers dealt in turn."""
@@ -46,6 +52,8 @@ class DisagMoE:
         | {"copies", "recompute", "shard_state", "offload", "ranks_over_nodes"}
     )
 
+    stepped = FIELDS
+
     def space(self, spec: CaseSpec) -> Iterator[Layout]:
         shared = ("attention", "expert") if spec.model.num_shared_experts else ("attention",)
         for shape in self._shapes(spec):
@@ -53,11 +61,30 @@ class DisagMoE:
             held = worthwhile_offloads(spec, shape["mbs"])
             for recompute, shared_on, copies, offload in product(RECOMPUTE, shared, worthwhile_copies(spec), held):
                 how = {"recompute": recompute, "copies": copies, "shared_on": shared_on, "offload": offload}
-                # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance.
-                # Weight gradients that are put off fill bubbles and hold their inputs: as many as memory lets.
-                for rounds, deferred in ((4, 8), (4, 0), (2, 4), (2, 0), (1, 0)):
+                # Rounds of 4p are long enough for the pipeline to be full when A, F and transfers balance; shorter
+                # ones hold less. How much is put off, and rounds of other lengths, are found by moves.
+                for rounds, deferred in ((4, 8), (2, 4), (1, 0)):
                     order = {"round_length": rounds * p, "deferred_w": deferred * p}
                     yield Layout.make(**shape, **order, **how)
+
+    def moves(self, spec: CaseSpec, layout: Layout) -> Iterator[Layout]:
+        tp, cp, mbs = layout.tp, layout.cp, layout.mbs
+        yield from (in_whole_rounds(spec, layout.model_copy(update=order)) for order in reordered(spec, layout))
+        yield from regrouped(spec, layout)
+        changes: list[Mapping[str, int]] = [
+            *({"tp": a, "cp": b} for a, b in ((2 * tp, cp // 2), (tp // 2, 2 * cp), (tp, cp // 2), (tp, 2 * cp))),
+            *({"tp": share} for share in (tp // 2, 2 * tp)),
+            *({"mbs": a, "cp": b} for a, b in ((2 * mbs, 2 * cp), (mbs // 2, cp // 2), (2 * mbs, cp), (mbs // 2, cp))),
+        ]
+        for change in changes:
+            if min(change.values()) >= 1:
+                yield in_whole_rounds(spec, layout.model_copy(update=change))
+
+    def leaner(self, layout: Layout) -> Layout | None:
+        return layout.model_copy(update={"deferred_w": 0}) if layout.deferred_w else None
+
+    def in_order_of(self, layout: Layout, other: Layout) -> Layout:
+        return in_order_of(layout, other)
 
     def _shapes(self, spec: CaseSpec) -> Iterator[dict[str, Any]]:
         """M, N, p, replicas, shift, tp, cp and mbs that fill the cluster and divide the batch."""
@@ -67,9 +94,14 @@ class DisagMoE:
                 replicas = gpus // (p * (m + n))
                 if replicas * p * (m + n) < LEAST_USED * gpus:
                     continue
+                if (
+                    _unevenness(model, spec.workload.seq_len, m / gpus * p * replicas, n / gpus * p * replicas)
+                    > MOST_UNEVEN
+                ):
+                    continue
                 shift_at = shift_of(model, spec.workload.seq_len, p)
                 groups = {"attention_ranks": m, "expert_ranks": n, "groups": p, "replicas": replicas}
-                for tp, cp in worthwhile_shares(spec, m, replicas, 2 * p):
+                for tp, cp in worthwhile_shares(spec, m):
                     # Sequences that are shared come one at a time.
                     for mbs in (1, 2) if tp * cp == 1 else (1,):
                         if sequences % (replicas * m // (tp * cp) * mbs) == 0:
@@ -140,6 +172,26 @@ class DisagMoE:
             layout.lookahead,
         )
         return Plan(self.name, placement, pipe.run(), num_microbatches, layout.copies, layout.recompute)
+
+
+def _unevenness(model: Model, seq_len: int, attention: float, experts: float) -> float:
+    """FLOPs of the GPU that has most over an even share, given the shares of the GPUs that each side has.
+
+    Shared experts may be on either side and count on neither.
+    """
+    on_attention, on_experts = _side_flops(model, seq_len)
+    return max(on_attention / attention, on_experts / experts) / (on_attention + on_experts)
+
+
+@lru_cache(maxsize=256)
+def _side_flops(model: Model, seq_len: int) -> tuple[float, float]:
+    """Forward FLOPs of a token on the attention side, and on the experts'."""
+
+    def flops(part: Part) -> float:
+        layers = [layer for layer in range(model.num_layers) if has_part(model, part, layer)]
+        return sum(part_flops(model, part, layer, "F", tokens=1.0, seq_len=seq_len) for layer in layers)
+
+    return flops("attention") + flops("router") + flops("dense_ffn"), flops("expert")
 
 
 @lru_cache(maxsize=256)

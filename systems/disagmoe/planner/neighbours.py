@@ -1,9 +1,10 @@
 """Layouts one move away: they differ in one choice, or GPUs move between two of them, and tile batch and cluster."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from bench.case import CaseSpec, Layout
-from bench.system import divisors, worthwhile_offloads, worthwhile_shares
+from bench.system import beside, divisors, worthwhile_offloads, worthwhile_shares
+from systems.disagmoe.orders import in_order_of, in_whole_rounds, reordered
 from systems.disagmoe.placement import expert_depth, replica_size
 from systems.disagmoe.shift import shift_of, spreads
 
@@ -20,15 +21,12 @@ def neighbours(spec: CaseSpec, layout: Layout) -> Iterator[tuple[Layout, str]]:
 
 def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
     m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
-    for length in _beside(rounds(p), layout.round_length):
-        yield {"round_length": length}
-    for deferred in _beside(sorted({0, p, 2 * p, 4 * p}), layout.deferred_w):
-        yield {"deferred_w": deferred}
+    yield from reordered(spec, layout)
     for recompute in ("none", "full", "redispatch"):
         yield {"recompute": recompute}
     for offload in worthwhile_offloads(spec, 1):
         yield {"offload": offload}
-    for tp, cp in worthwhile_shares(spec, m, layout.replicas or 1, 2 * p):
+    for tp, cp in worthwhile_shares(spec, m):
         yield {"tp": tp, "cp": cp}
     for copies in ("rank", "node"):
         yield {"copies": copies}
@@ -45,9 +43,9 @@ def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
         yield {"head_group": None, "shift_at": None}
     lanes, expert = divisors(spec.workload.num_sequences), divisors(spec.model.num_experts)
     data = [layout.sequence_ranks * each for each in lanes]
-    for more in _beside(data, m):
+    for more in beside(data, m):
         yield {"attention_ranks": more}
-    for more in _beside(expert, n):
+    for more in beside(expert, n):
         yield {"expert_ranks": more}
     for groups in (p - 1, p + 1, p * 2, p // 2):
         yield {"groups": groups, **_homes(spec, groups, layout.layers_per_chunk)}
@@ -67,17 +65,6 @@ def _homes(spec: CaseSpec, groups: int, chunk: int) -> dict[str, int | None]:
     return head | shift if spreads(spec.model) else head
 
 
-def _beside(values: Sequence[int], value: int) -> Iterator[int]:
-    """The next smaller and the next larger value."""
-    yield from [v for v in values if v < value][-1:]
-    yield from [v for v in values if v > value][:1]
-
-
-def rounds(groups: int) -> list[int]:
-    """Lengths worth trying: a pipeline is about full at 4 p."""
-    return sorted({1, *(n for n in (2, groups // 2, groups, 2 * groups, 4 * groups, 8 * groups) if n >= 1)})
-
-
 def _tiled(spec: CaseSpec, layout: Layout, before: Layout) -> Layout | None:
     """The layout with as many replicas as fit and divide the batch, and rounds in proportion; None if there is none."""
     numbers = (layout.attention_ranks, layout.expert_ranks, layout.groups, layout.mbs, layout.layers_per_chunk)
@@ -93,17 +80,5 @@ def _tiled(spec: CaseSpec, layout: Layout, before: Layout) -> Layout | None:
     if left or layout.attention_ranks % shared or not fit or not lanes:
         return None
     update: dict[str, object] = {"replicas": max(r for r in divisors(lanes) if r <= fit)}
-    if layout.groups != before.groups:
-        per_group = before.round_length / before.groups
-        update["round_length"] = max(1, round(per_group * layout.groups))
-        update["deferred_w"] = before.deferred_w // before.groups * layout.groups
-    return in_whole_rounds(spec, layout.model_copy(update=update))
-
-
-def in_whole_rounds(spec: CaseSpec, layout: Layout) -> Layout:
-    """Rounds of no more micro-batches than a replica has: longer ones are the same schedule under another name."""
-    lanes = (layout.replicas or 1) * layout.attention_ranks * layout.mbs
-    num_microbatches = max(1, spec.workload.num_sequences * layout.sequence_ranks // lanes)
-    if layout.round_length <= num_microbatches:
-        return layout
-    return layout.model_copy(update={"round_length": num_microbatches})
+    tiled = layout.model_copy(update=update)
+    return in_whole_rounds(spec, tiled if tiled.groups == before.groups else in_order_of(tiled, before))

@@ -50,6 +50,10 @@ MAX_GROUPS = 16
 MAX_UNEQUAL = 8  # p + p_F where they differ: a pair of ratios such as 5:3 needs no more
 
 
+LEAST_TOKENS = 2048
+"""Of a micro-batch on a rank: the programme shares sequences by no more ranks than leave it as many."""
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Candidates as columns; all arrays are over candidates but `caps`, which is [resources, candidates].
@@ -201,12 +205,16 @@ def _options(spec: CaseSpec, choices: Choices) -> Iterator[Option]:
 def _shares(spec: CaseSpec, mbs: int) -> tuple[tuple[int, int], ...]:
     """(tp, cp) for sequences that are long, or too few for the cluster; tp only where nothing can be cut by cp.
 
-    Sequences that are shared come one at a time.
+    Sequences that are shared come one at a time. The walk tries the others.
     """
-    per_node = spec.cluster.gpus_per_node
-    found = list(worthwhile_shares(spec, per_node, max(1, spec.cluster.num_gpus // per_node), 1))
-    by_tokens = [(tp, cp) for tp, cp in found if tp == 1]
-    return tuple(by_tokens if len(by_tokens) > 1 else found) if mbs == 1 else ((1, 1),)
+    too_few = spec.workload.num_sequences < 2 * spec.cluster.num_gpus
+    shares = [
+        (tp, cp)
+        for tp, cp in worthwhile_shares(spec, spec.cluster.gpus_per_node)
+        if (tp, cp) == (1, 1) or (min(tp, cp) == 1 and (too_few or spec.workload.seq_len >= LEAST_TOKENS * tp * cp))
+    ]
+    by_tokens = [(tp, cp) for tp, cp in shares if tp == 1]
+    return tuple(by_tokens if len(by_tokens) > 1 else shares) if mbs == 1 else ((1, 1),)
 
 
 def _mixed(spec: CaseSpec, attention: NDArray[np.int64], expert: NDArray[np.int64]) -> NDArray[np.bool_]:

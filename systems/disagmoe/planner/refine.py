@@ -16,8 +16,9 @@ from bench.errors import BadInput
 from bench.limits import least_bytes
 from bench.predict import costs_of, does_not_fit
 from bench.timing import Evaluate, StepTime, simulated
+from systems.disagmoe.orders import FIELDS, in_whole_rounds, num_microbatches, rounds
 from systems.disagmoe.placement import place
-from systems.disagmoe.planner.neighbours import in_whole_rounds, neighbours, rounds
+from systems.disagmoe.planner.neighbours import neighbours
 
 DEFAULT_BUDGET = 32
 MORE_THAN_NOTHING = 1e-3
@@ -220,8 +221,7 @@ class _Walk:
 
 def _same_work(one: Layout, other: Layout) -> bool:
     """Whether two layouts differ in the order of work alone."""
-    order = ("round_length", "deferred_w", "lookahead")
-    return all(getattr(one, name) == getattr(other, name) for name in Layout.model_fields if name not in order)
+    return all(getattr(one, name) == getattr(other, name) for name in Layout.model_fields if name not in FIELDS)
 
 
 def _tried(layout: Layout, change: str, bound_s: float | None, found: StepTime) -> Try:
@@ -248,7 +248,8 @@ def _faster(one: Try, other: Try) -> bool:
 
 def _each_neighbour(spec: CaseSpec, seeds: Iterable[Layout]) -> Iterator[tuple[Layout, str]]:
     for seed in seeds:
-        shorter = [n for n in rounds(seed.groups)[::-1] if n < seed.round_length]
+        lengths = rounds(seed.groups, num_microbatches(spec, seed))
+        shorter = [n for n in lengths[::-1] if n < seed.round_length]
         yield from ((seed.model_copy(update={"round_length": n}), f"round_length={n}") for n in shorter)
     for seed in seeds:
         yield from neighbours(spec, seed)
