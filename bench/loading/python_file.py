@@ -13,7 +13,7 @@ from bench.loading.source import Source
 from bench.lower import lower
 from bench.placement import Placement
 from bench.plan import Plan
-from bench.system import TRAINERS, KnowsDefaults, KnowsInFlight, KnowsSeeds, RunsAsItself
+from bench.system import TRAINERS, KnowsDefaults, KnowsInFlight, KnowsMoves, KnowsSeeds, RunsAsItself
 
 T = TypeVar("T")
 
@@ -33,6 +33,9 @@ class PythonFile:
                 self.in_flight = self._in_flight
             if isinstance(inner, KnowsSeeds):
                 self.seeds = self._seeds
+            if isinstance(inner, KnowsMoves):
+                self.stepped = tuple(inner.stepped)
+                self.moves, self.leaner, self.in_order_of = self._moves, self._leaner, self._in_order_of
             if isinstance(inner, KnowsDefaults):
                 self.defaults = dict(inner.defaults)
                 Layout.make(**self.defaults)
@@ -88,6 +91,16 @@ class PythonFile:
 
     def _seeds(self, spec: CaseSpec, assumptions: Assumptions) -> list[Layout]:
         return list(self._layouts("seeds", lambda: self._inner.seeds(spec, assumptions)))
+
+    def _moves(self, spec: CaseSpec, layout: Layout) -> Iterator[Layout]:
+        return self._layouts("moves", lambda: self._inner.moves(spec, layout))
+
+    def _leaner(self, layout: Layout) -> Layout | None:
+        found = list(self._layouts("leaner", lambda: filter(None, [self._inner.leaner(layout)])))
+        return found[0] if found else None
+
+    def _in_order_of(self, layout: Layout, other: Layout) -> Layout:
+        return self._of_kind(Layout, "in_order_of", lambda: self._inner.in_order_of(layout, other))
 
     def _require_native(self, case: Case) -> None:
         with self.source.blamed():
