@@ -11,16 +11,15 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.assumptions import get_assumptions
 from bench.micro.drawn import beside_drawn
-from experiments import fig7
+from bench.micro.test_tune_speed import ASSUMED, SYSTEMS, cell
 from results.paper import MODELS
 
 CELLS = [(model, seq_len) for model in MODELS for seq_len in (4096, 32768)]
 QUICK_DRAWN = 8
 MARGIN = 0.02
-ASSUMED = "h200-measured"
 
 
-@pytest.mark.parametrize("system", fig7.SYSTEMS)
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_random_layouts_beside_the_search(benchmark: BenchmarkFixture, system: str) -> None:
     if not benchmark.enabled and system != "dualpipe-v":
         pytest.skip("minutes; tests/test_tune_random.py has one cell of every system")
@@ -30,7 +29,7 @@ def test_random_layouts_beside_the_search(benchmark: BenchmarkFixture, system: s
     def worst() -> float:
         found = 1.0
         for model, seq_len in cells:
-            one = beside_drawn(fig7.spec_of(model, seq_len, system), get_assumptions(ASSUMED), number)
+            one = beside_drawn(cell(model, seq_len, system), get_assumptions(ASSUMED), number)
             if one is None:
                 print(f"{system} {model} {seq_len}: nothing fits")
                 continue
