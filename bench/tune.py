@@ -28,7 +28,7 @@ from bench.predict import Prediction, does_not_fit, predict, quick_step
 from bench.search import Open, Search, choices_of
 from bench.system import KnowsConsequences, KnowsSeeds, get_system
 
-DEFAULT_BUDGET = 64
+DEFAULT_BUDGET = 256
 
 Status = Literal["ok", "infeasible", "slower", "refused", "bound", "budget"]
 
