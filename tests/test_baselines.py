@@ -13,7 +13,7 @@ from bench.models import get_model
 from bench.plan import Plan
 from bench.predict import predict
 from bench.program import Op
-from bench.system import KnowsInFlight, default_layout, get_system, plan_of
+from bench.system import KnowsInFlight, KnowsMoves, default_layout, get_system, plan_of
 from systems.baselines.interleaved import num_warmup, order
 from tests.cases import make_case
 
@@ -193,13 +193,18 @@ def test_comet_dispatches_the_next_slice_beside_the_experts_of_this_one() -> Non
         assert begins < at[f"combine:F3.0.{c - 1}" if c > 1 else "combine:F3.0", Op.RECV][1]
 
 
-def test_a_space_has_slices_that_divide() -> None:
-    spec = make_case("tutel", seq_len=12, microbatches=16)
-    degrees = {(layout.mbs, layout.chunks) for layout in get_system("tutel").space(spec)}
-    assert degrees == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (2, 8)}
-    fused = {(layout.mbs, layout.chunks) for layout in get_system("comet").space(spec)}
-    assert fused == {(1, 4), (2, 8)}
-    assert {layout.comm_sms for layout in get_system("comet").space(spec)} == {4, 8, 16, 20, 32}
+def test_a_space_has_slices_that_divide_and_moves_reach_the_others() -> None:
+    """A sequence of 12 tokens is cut in 4; shared by two ranks, the 6 of each in 2."""
+    for name, found in (("tutel", {(1, 4), (1, 2), (2, 4)}), ("comet", {(1, 4), (1, 2), (2, 8)})):
+        spec, system = make_case(name, seq_len=12, microbatches=16), get_system(name)
+        assert isinstance(system, KnowsMoves)
+        space = list(system.space(spec))
+        assert {(layout.mbs, layout.chunks) for layout in space} == found
+        near = {move.chunks for layout in space if layout.mbs == 2 for move in system.moves(spec, layout)}
+        chunks = max(chunks for _, chunks in found)
+        assert {chunks // 2, chunks, 2 * chunks} <= near if name == "tutel" else {chunks, 2 * chunks} <= near
+    sms = {move.comm_sms for layout in space for move in system.moves(spec, layout)}
+    assert {16, 20, 24} <= sms
 
 
 @pytest.mark.parametrize(("ranks", "m"), [(2, 4), (2, 8), (4, 8), (4, 10)])
