@@ -56,7 +56,8 @@ class OneLineErrors(KnownVerbs):
             except UsageError as error:
                 _refuse(_usage_line(error))
             except OSError as error:
-                _refuse(str(BadInput("file", error.filename, error.strerror or str(error))))
+                why = error.strerror or str(error)
+                _refuse(str(BadInput("file", error.filename, f"a path that can be read, or written to ({why})")))
             except typer.Abort:
                 _say("stopped")
                 sys.exit(EXIT_STOPPED)

@@ -115,8 +115,8 @@ class Asked:
             planner_of(self.system, "explain_schedule", "--seq-len-schedule", self.seq_len_schedule)
             planned = "nothing beside --seq-len-schedule: every phase is planned, and refined by simulation"
             way = None if self.refine == "simulate" else self.refine
-            unheeded = {"--layout": self.layout, "--print-schedule": print_schedule or None, "--refine": way}
-            _require_none(unheeded, planned)
+            printed = "given" if print_schedule else None
+            _require_none({"--layout": self.layout, "--print-schedule": printed, "--refine": way}, planned)
         for option, value in planners.items():
             if value is not None:
                 planner_of(self.system, "explain", option, value)
