@@ -397,7 +397,7 @@ def test_a_plan_is_refined_by_running_its_neighbours(here: Path) -> None:
     assert found["source"] == "measured"
     told = done.stderr.splitlines()
     assert told[0] == "planning disagmoe on 4 ranks of this machine: starting them"
-    assert "planning disagmoe on 4 ranks of this machine: 0 of 3: seed" in told
+    assert any(line.startswith("planning disagmoe on 4 ranks of this machine: 0 of 3: seed") for line in told)
     assert any(re.search(r": 3 of 3: .*: [0-9.e-]+ s a step$", line) for line in told)
     ran = {each["trial"]: each for each in found["tried"] if each["step_time_s"] is not None}
     assert len(ran) == 3
@@ -406,7 +406,7 @@ def test_a_plan_is_refined_by_running_its_neighbours(here: Path) -> None:
     for name, trial in kept.items():
         assert (trial.source, trial.status) == ("measured", "ok")
         assert trial.metrics["step_time_s"] == ran[name]["step_time_s"]
-    assert found["path"][0]["change"] == "seed"
+    assert found["path"][0]["change"].startswith("seed")
     times = [each["step_time_s"] for each in found["path"]]
     assert times == sorted(times, reverse=True) and times[-1] <= min(times)
     assert facts["layout"] == found["path"][-1]["layout"]
