@@ -6,7 +6,8 @@ from statistics import median
 from typing import Any, Literal
 
 from bench.case import Case
-from bench.clusters import CLUSTERS, Cluster
+from bench.clusters import CLUSTERS, GPUS, Cluster
+from bench.devices import gpu_facts
 from bench.errors import BadInput
 from bench.flops import step_flops
 from bench.metrics import mfu
@@ -23,6 +24,18 @@ def num_gpus() -> int:
     except ImportError:
         return 0
     return torch.cuda.device_count()
+
+
+def known_gpu() -> str:
+    """The name in the catalogue of this host's first GPU. Raises BadInput where NVML reads none, or an unknown one."""
+    facts = gpu_facts()
+    names = facts.get("gpus", [])
+    if not names:
+        raise BadInput("device", facts.get("absent", "no GPU"), "a GPU that NVML reads")
+    known = next((gpu for gpu in GPUS if gpu in names[0].lower().split()), None)
+    if known is None:
+        raise BadInput("device", names[0], f"a GPU that is known: {', '.join(GPUS)}")
+    return known
 
 
 def pair_of_processes() -> Cluster:

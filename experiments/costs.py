@@ -17,14 +17,13 @@ from bench.action import Kind, Pass, view
 from bench.assumptions import DEFAULT_ASSUMPTIONS, get_assumptions
 from bench.case import Case
 from bench.clusters import GPUS
-from bench.devices import gpu_facts
 from bench.errors import BadInput
 from bench.predict import predict
 from bench.program import Op
 from bench.results import PUBLISHED, Store
 from bench.timeline import Timeline
 from experiments import Evidence, Request, Table
-from experiments._rounds import num_gpus
+from experiments._rounds import known_gpu, num_gpus
 from experiments.levers import cases
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _measured(request: Request, device: Literal["cpu", "cuda"]) -> "DataFrame":
 
     from bench.execute.pool import RankPool
 
-    name = _gpu_name(device)
+    name = "cpu" if device == "cpu" else known_gpu()
     with RankPool(cases(device)[0].cluster.num_gpus, device) as pool:
         request.progress(0, 2, "single operations")
         (rows,) = pool.run(single, name, device, request.quick, world_size=1)
@@ -76,17 +75,6 @@ def _measured(request: Request, device: Literal["cpu", "cuda"]) -> "DataFrame":
 
     facts = {"gpu": name, "torch": torch.__version__, "source": "measured"}
     return pd.DataFrame(rows).assign(**facts)
-
-
-def _gpu_name(device: str) -> str:
-    """The GPU in the catalogue that this host has."""
-    if device == "cpu":
-        return "cpu"
-    names = gpu_facts().get("gpus", [])
-    known = next((gpu for gpu in GPUS if names and gpu in names[0].lower().split()), None)
-    if known is None:
-        raise BadInput("device", names[0] if names else "no GPU", f"a GPU that is known: {', '.join(GPUS)}")
-    return known
 
 
 def single(gpu: str, device: str, quick: bool) -> list[dict[str, Any]]:

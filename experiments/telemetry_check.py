@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bench.case import Case, CaseSpec, Layout, Workload
-from bench.clusters import GPUS, get_cluster
-from bench.devices import gpu_facts
-from bench.errors import BadInput
+from bench.clusters import get_cluster
 from bench.models import Model
 from bench.results import Store
 from bench.steady import Interval, median_interval
 from bench.telemetry import Session
 from bench.telemetry.energy import counted, integrated, points, resolution_s
 from experiments import Evidence, Request, Table
+from experiments._rounds import known_gpu
 
 SUMMARY = "telemetry of one GPU: energy two ways, the sampler's cost, and a run (measured)"
 LOAD_S, QUICK_LOAD_S = 30.0, 8.0
@@ -173,7 +172,7 @@ def run(request: Request) -> Evidence:
     from bench.execute.pool import RankPool
     from bench.measured import measure
 
-    gpu, quick = _known_gpu(), request.quick
+    gpu, quick = known_gpu(), request.quick
     with RankPool(1, "cuda") as pool:
         request.progress(0, 3, "energy two ways")
         (load,) = pool.run(load_gpu, QUICK_LOAD_S if quick else LOAD_S, LOAD_HZ)
@@ -189,17 +188,6 @@ def run(request: Request) -> Evidence:
         failures.append(f"the run: {trial.status}: {trial.message}")
     drawn = {"load": load_frame(load), "joules": load.joules, "trial": trial}
     return Evidence(drawn, load_frame(load), _tables(load, ratios, trial), failures)
-
-
-def _known_gpu() -> str:
-    facts = gpu_facts()
-    names = facts.get("gpus", [])
-    if not names:
-        raise BadInput("device", facts.get("absent", "no GPU"), "a GPU that NVML reads")
-    known = next((gpu for gpu in GPUS if gpu in names[0].lower().split()), None)
-    if known is None:
-        raise BadInput("device", names[0], f"a GPU that is known: {', '.join(GPUS)}")
-    return known
 
 
 def load_frame(load: Load) -> Any:
