@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from cases import make_case
 
 from bench.trial import Trial
 from experiments.launch import site
+from experiments.launch.flights import last_actions
 from experiments.launch.ledger import Ledger
 from experiments.launch.locks import Process
 from experiments.launch.outcome import Event
@@ -117,3 +119,31 @@ def ranks_of(results: Path) -> list[psutil.Process]:
 
 def started(results: Path) -> bool:
     return any("case-start" in path.read_text() for path in results.glob("launch/jobs/*/events.0"))
+
+
+def held_in_an_action(folder: JobFolder, rank: int, process: psutil.Process) -> tuple[str, ...]:
+    """Stops a rank of a job's first task in the middle of an action, however this machine shares its time.
+
+    Returns what every rank did last, once the others have come as far as they can without it: into the same step.
+    """
+    one = folder.entries(0)[0].task
+    while True:
+        process.suspend()
+        wait_until(lambda: _stands_still(process))
+        inside = re.match(rf"rank {rank}: (in step \d+: )(.*; )?\w+ in ", last_actions(folder, 0, one)[rank])
+        if inside:
+            break
+        process.resume()
+        time.sleep(0.01)
+    wait_until(lambda: all(f": {inside[1]}" in line for line in last_actions(folder, 0, one)))
+    return last_actions(folder, 0, one)
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    """Whether every thread of a stopped process has stopped, where that can be seen."""
+    threads = Path(f"/proc/{process.pid}/task").glob("*/stat")
+    try:
+        states = {path.read_text().rpartition(")")[2].split()[0] for path in threads}
+    except FileNotFoundError:  # one that has just ended
+        return False
+    return process.status() == psutil.STATUS_STOPPED and states <= {"T"}

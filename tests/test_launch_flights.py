@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
-from launching import RUN, events, job_of, launch, ranks_of, task, wait_until
+from launching import RUN, events, held_in_an_action, job_of, launch, ranks_of, task, wait_until
 
 from bench.execute.flight import Flight, Phase, read_slots
 from bench.results import read_trials
@@ -52,7 +53,9 @@ def test_the_record_of_a_killed_rank_has_the_last_actions_of_all(tmp_path: Path)
     try:
         wait_until(lambda: _in_steps(tmp_path, 2))
         ranks = [one for one in ranks_of(tmp_path) if "experiments.launch.job" in one.cmdline()]
-        next(one for one in ranks if one.environ()["SUBMITIT_LOCAL_GLOBALID"] == "1").kill()
+        last = next(one for one in ranks if one.environ()["SUBMITIT_LOCAL_GLOBALID"] == "1")
+        held = held_in_an_action(*_jobs(tmp_path), 1, last)
+        last.kill()
         out, err = sweep.communicate(timeout=100)
     finally:
         sweep.kill()
@@ -61,13 +64,16 @@ def test_the_record_of_a_killed_rank_has_the_last_actions_of_all(tmp_path: Path)
     ((_, trial),) = read_trials([tmp_path])
     assert (trial.status, trial.message) == ("died", "the job failed (signal 9); 1 of 1 attempts")
     assert [line.partition(":")[0] for line in trial.last_actions] == ["rank 0", "rank 1"]
-    assert all(" step " in line for line in trial.last_actions)
-    assert any(": compute " in line or "; " in line for line in trial.last_actions)
+    assert all(re.match(r"rank \d: in step \d+: compute (in|after) ", line) for line in trial.last_actions)
+    assert trial.last_actions[1].rpartition(" for ")[0] == held[1].rpartition(" for ")[0]
     assert all(f"  {line[:100]}" in out for line in trial.last_actions)
 
 
 def _in_steps(results: Path, num_ranks: int) -> bool:
     """Whether every rank of the only job has begun its second step."""
-    folders = [JobFolder(path) for path in results.glob("launch/jobs/*")]
-    slots = [read_slots(folder.recorder(0, 0, rank)) for folder in folders for rank in range(num_ranks)]
+    slots = [read_slots(folder.recorder(0, 0, rank)) for folder in _jobs(results) for rank in range(num_ranks)]
     return bool(slots) and all(one and one[:2] >= (Phase.STEP, 1) for one in slots)
+
+
+def _jobs(results: Path) -> list[JobFolder]:
+    return [JobFolder(path) for path in results.glob("launch/jobs/*")]

@@ -83,6 +83,21 @@ def test_an_exception_of_a_rank_is_final(ledger: Ledger) -> None:
     assert (verdict.what, verdict.status, verdict.message) == ("final", "oom", "rank 3: too big")
 
 
+def test_a_rank_that_only_lost_another_does_not_decide(ledger: Ledger) -> None:
+    one = task()
+    folder = job_of(ledger, one)
+    events(folder, one)
+    note = {"key": one.key, "time": 1.0, "status": "error", "message": "peer gone", "rank": 0, "lost_peer": True}
+    (folder.path / "failed.0.0").write_text(json.dumps(note) + "\n")
+    claim = ledger.claims([one.key])[one.key]
+    verdict = Judge(ledger, 3, confirm_s=0).decide(claim, queue_of("NODE_FAIL"))
+    assert (verdict.what, verdict.attempt, verdict.message) == ("again", 2, "the job lost its node")
+    own = {**note, "message": "too big", "rank": 3, "time": 2.0, "lost_peer": False}
+    (folder.path / "failed.0.3").write_text(json.dumps(own) + "\n")
+    verdict = Judge(ledger, 3, confirm_s=0).decide(claim, queue_of("FAILED"))
+    assert (verdict.what, verdict.message) == ("final", "rank 3: too big")
+
+
 def test_a_job_that_slurm_forgot_is_lost_when_it_stops_beating(ledger: Ledger) -> None:
     one = task()
     folder = job_of(ledger, one)

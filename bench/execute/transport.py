@@ -109,6 +109,22 @@ class PeerTimeoutError(PeerError, TimeoutError):
     """It took too long."""
 
 
+# What gloo and NCCL say in a collective when the process at the other end of a connection is gone.
+_GONE = re.compile(r"closed by peer|reset by peer|broken pipe|remote process exited", re.IGNORECASE)
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether all that an exception says is that another rank is gone, so that the cause is to be looked for there."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, PeerError):
+            return not isinstance(found, PeerTimeoutError)
+        if isinstance(found, dist.DistNetworkError) or (isinstance(found, RuntimeError) and _GONE.search(str(found))):
+            return True
+        found = found.__cause__
+    return False
+
+
 @contextlib.contextmanager
 def _between_ranks() -> Iterator[None]:
     try:

@@ -23,6 +23,9 @@ from experiments.launch.ranks import JoinedRanks
 from experiments.launch.submission import Entry, JobFolder, JobRecord
 from experiments.launch.work import status_of
 
+LOST_PEER_S = 5.0
+"""By which a rank that only lost another one lets whoever knows of that one's end draw the conclusion first."""
+
 
 class Journal:
     """Events of a job's element, one JSON object a line; its file's time shows that the job lives."""
@@ -114,8 +117,11 @@ class Element:
             status, message = status_of(error), f"{type(error).__name__}: {error}"
             if self.record.shape.num_ranks > 1:
                 # The other ranks are waiting somewhere: the job ends here, and whoever watches it draws the conclusion.
-                self._note_failure(entry, status, message)
                 sys.stderr.flush()
+                lost = _lost_peer(error)
+                if lost:
+                    time.sleep(LOST_PEER_S)
+                self._note_failure(entry, status, message, lost)
                 os._exit(1)
             trial = entry.task.failed(status, message)
         if self.rank == 0:
@@ -126,9 +132,16 @@ class Element:
         assert self.journal is not None
         self.journal.write("case-end", key=entry.key, status=trial.status, kept=kept)
 
-    def _note_failure(self, entry: Entry, status: str, message: str) -> None:
+    def _note_failure(self, entry: Entry, status: str, message: str, lost_peer: bool) -> None:
         note = {"key": entry.key, "time": time.time(), "status": status, "message": message[:2000], "rank": self.rank}
+        note["lost_peer"] = lost_peer
         (self.folder.path / f"failed.{self.element}.{self.rank}").write_text(json.dumps(note) + "\n")
+
+
+def _lost_peer(error: BaseException) -> bool:
+    from bench.execute.transport import lost_peer  # loads torch, which a simulation goes without
+
+    return lost_peer(error)
 
 
 if __name__ == "__main__":

@@ -122,9 +122,13 @@ class JobFolder:
             return None
 
     def failure(self, element: int, key: str) -> dict[str, Any] | None:
-        """The exception that a rank of the element raised in a task; the first, where several did."""
+        """The exception that a rank of the element raised in a task; the first, where several did.
+
+        One that only says that another rank was lost tells no cause: it counts for nothing, and the job's end decides.
+        """
         found = [line for path in self.path.glob(f"failed.{element}.*") for line in read_lines(path)]
-        return min((line for line in found if line["key"] == key), key=lambda line: line["time"], default=None)
+        own = [line for line in found if line["key"] == key and not line.get("lost_peer")]
+        return min(own, key=lambda line: line["time"], default=None)
 
     def submitted(self) -> str | None:
         """What Slurm, or this host, calls the job: its id, or the processes that control it."""

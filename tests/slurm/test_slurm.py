@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 from harness import HELD, RUN, Cluster, Sweep, wait_until
+from launching import held_in_an_action
 
 from bench.execute.flight import Phase
+from experiments.launch.submission import JobFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
@@ -91,13 +93,16 @@ def test_the_record_of_a_killed_rank_has_the_last_actions_of_all(cluster: Cluste
     cluster.site(max_attempts=1)
     sweep = Sweep(cluster, tmp_path / "r", *RUN, "--steps", "1000000", cases=1, ranks=4).begin()
     wait_until(lambda: len(sweep.ranks_in(Phase.STEP)) == 4)  # on two nodes
-    _rank(cluster, 3).send_signal(signal.SIGKILL)
+    (job,) = (tmp_path / "r").glob("launch/jobs/*")
+    last = _rank(cluster, 3)
+    held = held_in_an_action(JobFolder(job), 3, last)
+    last.send_signal(signal.SIGKILL)
     said = sweep.end(1)
     sweep.require_complete(died=1)
     ((trial,),) = sweep.records().values()
     assert [line.partition(":")[0] for line in trial.last_actions] == [f"rank {rank}" for rank in range(4)]
-    assert all(" step " in line for line in trial.last_actions)
-    assert any("compute in " in line or "compute after " in line for line in trial.last_actions)
+    assert all(re.match(r"rank \d: in step \d+: compute (in|after) ", line) for line in trial.last_actions)
+    assert trial.last_actions[3].rpartition(" for ")[0] == held[3].rpartition(" for ")[0]
     assert all(f"  {line[:100]}" in said for line in trial.last_actions)
     assert "  rank 3: " in sweep.ask("status") and "  rank 3: " in sweep.ask("logs", trial.case_id)
 
