@@ -104,7 +104,7 @@ class Workload(_Frozen):
 
     def __hash__(self) -> int:
         # A few fields tell most apart, and what is found once is looked up by these again and again.
-        return hash((self.seq_len, self.global_batch_tokens, self.routing))
+        return hash((self.seq_len, self.global_batch_tokens, self.routing, self.seed))
 
     @property
     def num_sequences(self) -> int:

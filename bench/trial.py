@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -196,6 +197,7 @@ def _cut(lines: list[str]) -> list[str]:
     return [line if len(line) <= width else f"{line[: width - 3]}..." for line in lines]
 
 
+@lru_cache(maxsize=64)  # a record's making asks for one several times over
 def content_id(case: CaseSpec) -> str:
     """16 hex digits of the content's SHA-256; for a `Case` its id."""
     return hashlib.sha256(case.to_text().encode()).hexdigest()[:16]
