@@ -67,7 +67,7 @@ class Asked:
             "Default: simulate.",
         ),
     ] = None
-    budget: Annotated[int | None, options.number("--budget", "Most layouts that --refine times. Default: 32.")] = None
+    budget: Annotated[int | None, options.number("--budget", "Most layouts that --refine times. Default: 64.")] = None
     time_limit: Annotated[
         float | None,
         typer.Option(

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping
 
 from bench.case import CaseSpec, Layout
 from bench.system import beside, divisors, worthwhile_offloads, worthwhile_shares
-from systems.disagmoe.orders import in_order_of, in_whole_rounds, reordered
+from systems.disagmoe.orders import (
+    in_order_of,
+    in_whole_rounds,
+    num_microbatches,
+    num_weight_gradients,
+    reordered,
+    rounds,
+)
 from systems.disagmoe.placement import expert_depth, replica_size
 from systems.disagmoe.shift import shift_of, spreads
 
@@ -19,9 +26,24 @@ def neighbours(spec: CaseSpec, layout: Layout) -> Iterator[tuple[Layout, str]]:
             yield near, " ".join(f"{key}={value}" for key, value in change.items())
 
 
+def leaner(spec: CaseSpec, layout: Layout) -> tuple[Layout, dict[str, int]] | None:
+    """The layout with twice the ranks to a sequence, each of which then holds half of it, and what changes; None where
+    so many are not worth trying."""
+    change = {"cp": 2 * layout.cp}
+    if (layout.tp, 2 * layout.cp) not in worthwhile_shares(spec, layout.attention_ranks):
+        return None
+    near = _tiled(spec, layout.model_copy(update=change), layout)
+    return None if near is None or near.replicas != layout.replicas else (near, change)
+
+
 def _moves(spec: CaseSpec, layout: Layout) -> Iterator[Mapping[str, object]]:
     m, n, p = layout.attention_ranks, layout.expert_ranks, layout.groups
     yield from reordered(spec, layout)
+    # Shorter rounds leave room for more that waits.
+    all_of, lengths = num_weight_gradients(spec, layout), rounds(p, num_microbatches(spec, layout))
+    for shorter in beside(lengths, layout.round_length):
+        if shorter < layout.round_length and layout.deferred_w < all_of:
+            yield {"round_length": shorter, "deferred_w": all_of}
     for recompute in ("none", "full", "redispatch"):
         yield {"recompute": recompute}
     for offload in worthwhile_offloads(spec, 1):

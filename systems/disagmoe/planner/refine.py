@@ -16,11 +16,11 @@ from bench.errors import BadInput
 from bench.limits import least_bytes
 from bench.predict import costs_of, does_not_fit
 from bench.timing import Evaluate, StepTime, simulated
-from systems.disagmoe.orders import FIELDS, in_whole_rounds, num_microbatches, rounds
+from systems.disagmoe.orders import FIELDS, deferrals, in_whole_rounds, num_microbatches, num_weight_gradients, rounds
 from systems.disagmoe.placement import place
-from systems.disagmoe.planner.neighbours import neighbours
+from systems.disagmoe.planner.neighbours import leaner, neighbours
 
-DEFAULT_BUDGET = 32
+DEFAULT_BUDGET = 64
 MORE_THAN_NOTHING = 1e-3
 """A neighbour has to be faster by this share to be worth a move."""
 
@@ -143,7 +143,7 @@ class _Walk:
         self.path: list[Try] = []
         self.tried: list[Try] = []
         self.screened: dict[Layout, Try] = {}
-        self.seen: set[Layout] = set()
+        self.seen: dict[Layout, Try] = {}
         self.failed: set[str] = set()
         self.evaluations = 0
         self.spent = False
@@ -178,19 +178,52 @@ class _Walk:
         return Try(layout, "", "ok", None, bound_s)
 
     def visit(self, layout: Layout, change: str) -> bool:
-        """Looks at a layout; True where it is better than all before, and the walk has moved there."""
-        if layout in self.seen or self.spent:
+        """Looks at a layout; True where it is better than all before, and the walk has moved there.
+
+        What is not faster but leaves more room is looked at with all weight gradients put off as well. What is fast
+        enough and does not fit is looked at in lighter orders instead: the fastest of them counts.
+        """
+        found = None if layout in self.seen else self.look(layout, change)
+        if found is not None and found.status == "infeasible" and self.screen(layout).status == "infeasible":
+            near = leaner(self.spec, layout) if self.path else None
+            return near is not None and self.within(near[0]) and self.visit(near[0], _merged(change, **near[1]))
+        if found is not None and self._leaves_room(found):
+            all_of = num_weight_gradients(self.spec, layout)
+            found = self.look(layout.model_copy(update={"deferred_w": all_of}), _merged(change, deferred_w=all_of))
+        if found is not None and self._too_heavy(found):
+            found = self._lightened(found)
+        if found is None or found.status != "ok" or not _faster_or_first(found, self.path):
+            self.failed.add(change)
             return False
+        self.path.append(found)
+        return True
+
+    def _leaves_room(self, found: Try) -> bool:
+        """Whether another way to work holds less than the best and is no faster, as too little may be put off."""
+        if found.status != "ok" or not self.path or _faster(found, self.path[-1]):
+            return False
+        here, room = self.path[-1], (self.path[-1].peak_memory_bytes or 0.0) - (found.peak_memory_bytes or 0.0)
+        all_of = num_weight_gradients(self.spec, found.layout)
+        return room > 0 and not _same_work(found.layout, here.layout) and found.layout.deferred_w < all_of
+
+    def _too_heavy(self, found: Try) -> bool:
+        """Whether it is fast enough and does not fit, but would in some order as far as its least bytes say."""
+        would = found.status == "infeasible" and self.screen(found.layout).status == "ok"
+        return would and _faster_or_first(found, self.path)
+
+    def look(self, layout: Layout, change: str) -> Try | None:
+        """Times a layout and notes it, or says what is known of it; None where the budget is spent."""
+        if layout in self.seen:
+            return replace(self.seen[layout], change=change)
         best_s = self.path[-1].step_time_s if self.path else None
         screened = replace(self.screen(layout), change=change)
         if self.bounded and screened.status == "ok" and best_s is not None and (screened.bound_s or 0.0) >= best_s:
             screened = replace(screened, status="bound")
         if screened.status != "ok":
-            self._note(screened)
-            return False
+            return self._note(screened)
         if self.budget is not None and self.evaluations >= self.budget:
             self.spent = True
-            return False
+            return None
         self.progress(self.evaluations, self.budget or 0, change)
         self.evaluations += 1
         try:
@@ -200,23 +233,39 @@ class _Walk:
         self._note(found)
         took = found.status if found.step_time_s is None else f"{found.step_time_s:.4g} s a step"
         self.progress(self.evaluations, self.budget or 0, f"{change}: {took}")
-        if (
-            found.status == "infeasible"
-            and layout.round_length > 1
-            and (found.step_time_s or 0.0) < (best_s or math.inf)
-        ):
-            # Fast enough, but too much in flight.
-            shorter = layout.model_copy(update={"round_length": layout.round_length // 2})
-            return self.visit(shorter, f"{change}, round_length={shorter.round_length}")
-        if found.status != "ok" or (self.path and not _faster(found, self.path[-1])):
-            self.failed.add(change)
-            return False
-        self.path.append(found)
-        return True
+        return found
 
-    def _note(self, found: Try) -> None:
-        self.seen.add(found.layout)
+    def _lightened(self, heavy: Try) -> Try | None:
+        """The fastest that fits of a layout that does not: with less put off in the same rounds, and in shorter ones.
+
+        What is put off is bisected for the most that fits; rounds are halved until they do.
+        """
+        layout, fits = heavy.layout, []
+        smaller = [n for n in deferrals(layout.groups, layout.deferred_w) if n < layout.deferred_w]
+        while smaller:
+            middle = len(smaller) // 2
+            found = self._look_lighter(heavy, deferred_w=smaller[middle])
+            if found is not None and found.status == "ok":
+                fits.append(found)
+                smaller = smaller[middle + 1 :]
+            else:
+                smaller = smaller[:middle]
+        length = layout.round_length // 2
+        while length:
+            found = self._look_lighter(heavy, round_length=length)
+            if found is not None and found.status == "ok":
+                fits.append(found)
+                break
+            length //= 2
+        return min(fits, key=lambda each: each.step_time_s or math.inf, default=None)
+
+    def _look_lighter(self, heavy: Try, **order: int) -> Try | None:
+        return self.look(heavy.layout.model_copy(update=order), _merged(heavy.change, **order))
+
+    def _note(self, found: Try) -> Try:
+        self.seen[found.layout] = found
         self.tried.append(found)
+        return found
 
 
 def _same_work(one: Layout, other: Layout) -> bool:
@@ -244,6 +293,16 @@ def _faster(one: Try, other: Try) -> bool:
     """By more than nothing, and by more than the two times are uncertain."""
     worth = (one.step_time_s or 0.0) < (other.step_time_s or 0.0) * (1 - MORE_THAN_NOTHING)
     return worth and (one.high_s or 0.0) < (other.low_s or math.inf)
+
+
+def _faster_or_first(one: Try, path: Sequence[Try]) -> bool:
+    return not path or _faster(one, path[-1])
+
+
+def _merged(change: str, **order: int) -> str:
+    """A change in words with more changes, each field once: what comes last holds."""
+    words = [word for word in change.split(" ") if word.partition("=")[0] not in order]
+    return " ".join([*words, *(f"{name}={value}" for name, value in order.items())])
 
 
 def _each_neighbour(spec: CaseSpec, seeds: Iterable[Layout]) -> Iterator[tuple[Layout, str]]:
