@@ -19,8 +19,18 @@ from systems.disagmoe.planner.alternatives import next_best
 from systems.disagmoe.planner.busy import busy_of
 from systems.disagmoe.planner.explain import Explanation, explain
 from systems.disagmoe.planner.fitting import Steps, fit
+from systems.disagmoe.planner.plain import plain_what_if
 from systems.disagmoe.planner.problem import problem
-from systems.disagmoe.planner.words import binding_in_words, short, short_of, split_in_words, what_if_in_words
+from systems.disagmoe.planner.refine import same_work
+from systems.disagmoe.planner.what_ifs import WhatIf, kept_plan
+from systems.disagmoe.planner.words import (
+    binding_in_words,
+    kept_in_words,
+    short,
+    short_of,
+    split_in_words,
+    what_if_in_words,
+)
 
 ASSUMED = get_assumptions("datasheet")
 
@@ -161,7 +171,25 @@ def test_other_conditions_are_simulated_for_the_plan_itself() -> None:
     )
     longer = next(each for each in found.what_ifs if "2048" in each.condition)
     told = replace(found, what_ifs=(longer._replace(kept=replace(kept, status="infeasible", peak_memory_bytes=1e12)),))
-    assert any("this plan does not fit (931.3 GiB a GPU" in each for each in told.sentences())
+    assert any(
+        "this plan does not fit in any order that was tried (931.3 GiB a GPU" in each for each in told.sentences()
+    )
+
+
+def test_a_plan_that_does_not_fit_elsewhere_is_priced_in_an_order_that_does() -> None:
+    """All weight gradients put off take more than there is; half as many, or shorter rounds, fit."""
+    of, steps = spec("deepseek-moe-16b", "h800x16", 2048, 4096), Steps(ASSUMED)
+    held = Layout.make(replicas=4, attention_ranks=16, expert_ranks=16, round_length=4, deferred_w=464, copies="node")
+    assert missing(of, held) > 0
+    kept, order = kept_plan(of.with_layout(held), steps)
+    assert order is not None and kept.status == "ok" and same_work(order, held)
+    assert kept.step_time_s == predict(of.with_layout(order), ASSUMED).step_time_s
+    said = kept_in_words(kept, order)
+    assert f"fits with rounds of {order.round_length} and {order.deferred_w} weight gradients put off" in said
+    told = plain_what_if(WhatIf("elsewhere", Outcome(None), kept, order))
+    assert told["plan"]["order"]["deferred_w"] == order.deferred_w
+    light = held.model_copy(update={"deferred_w": 0})
+    assert kept_plan(of.with_layout(light), steps) == (steps.timed(of.with_layout(light)), None)
 
 
 def test_what_a_split_chooses_otherwise_is_said() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bench.predict import QuickStep
+from systems.disagmoe.orders import FIELDS
 from systems.disagmoe.planner.allocation import Allocation, Cut, Outcome
 from systems.disagmoe.planner.busy import PlannedStep
 from systems.disagmoe.planner.refine import Refinement, Try
@@ -56,6 +57,7 @@ def plain_what_if(each: WhatIf) -> dict[str, Any]:
     if kept is not None:
         plan = {"status": kept.status, "step_s": kept.step_time_s, "peak_memory_bytes": kept.peak_memory_bytes}
         plan["reason"] = kept.reason
+        plan["order"] = each.order and {name: getattr(each.order, name) for name in FIELDS}
     return {"condition": each.condition, **plain_outcome(each.outcome), "plan": plan}
 
 

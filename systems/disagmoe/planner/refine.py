@@ -155,7 +155,7 @@ class _Walk:
         found = [(layout, change) for layout, change in near if layout not in self.seen]
         open_ = [(self.screen(layout), change) for layout, change in found]
         # Order first: a split is left when it is as fast as it gets. What failed from an earlier layout comes last.
-        open_.sort(key=lambda p: (p[1] in self.failed, not _same_work(p[0].layout, here), p[0].bound_s or 0.0))
+        open_.sort(key=lambda p: (p[1] in self.failed, not same_work(p[0].layout, here), p[0].bound_s or 0.0))
         return [(screened.layout, change) for screened, change in open_]
 
     def screen(self, layout: Layout) -> Try:
@@ -204,7 +204,7 @@ class _Walk:
             return False
         here, room = self.path[-1], (self.path[-1].peak_memory_bytes or 0.0) - (found.peak_memory_bytes or 0.0)
         all_of = num_weight_gradients(self.spec, found.layout)
-        return room > 0 and not _same_work(found.layout, here.layout) and found.layout.deferred_w < all_of
+        return room > 0 and not same_work(found.layout, here.layout) and found.layout.deferred_w < all_of
 
     def _too_heavy(self, found: Try) -> bool:
         """Whether it is fast enough and does not fit, but would in some order as far as its least bytes say."""
@@ -268,7 +268,7 @@ class _Walk:
         return found
 
 
-def _same_work(one: Layout, other: Layout) -> bool:
+def same_work(one: Layout, other: Layout) -> bool:
     """Whether two layouts differ in the order of work alone."""
     return all(getattr(one, name) == getattr(other, name) for name in Layout.model_fields if name not in FIELDS)
 

@@ -8,15 +8,23 @@ from bench.errors import BadInput
 from bench.timing import StepTime
 from systems.disagmoe.planner.allocation import Allocation, Outcome
 from systems.disagmoe.planner.fitting import Steps
+from systems.disagmoe.planner.refine import refine, same_work
 from systems.disagmoe.planner.search import best_of, like
+
+ORDERS_BUDGET = 16
+"""Most orders of a plan that are simulated under a condition in which its own does not fit."""
 
 
 class WhatIf(NamedTuple):
-    """What the programme finds under another condition; `kept`: how the plan's layout does there."""
+    """What the programme finds under another condition; `kept`: how the plan does there.
+
+    order: the plan in an order that fits there, where its own does not; None where it does, or none was found.
+    """
 
     condition: str
     outcome: Outcome
     kept: StepTime | None = None
+    order: Layout | None = None
 
 
 def what_ifs(chosen: Allocation, plan: Layout, steps: Steps, time_limit_s: float) -> list[WhatIf]:
@@ -28,15 +36,29 @@ def what_ifs(chosen: Allocation, plan: Layout, steps: Steps, time_limit_s: float
     for condition, changed in _conditions(spec):
         choices = chosen.problem.choices if changed.cluster == spec.cluster else like(chosen, (1, 1))
         outcome = best_of(changed, steps, choices, time_limit_s)
-        found.append(WhatIf(condition, outcome, _kept(changed.with_layout(plan), steps)))
+        found.append(WhatIf(condition, outcome, *kept_plan(changed.with_layout(plan), steps)))
     return found
 
 
-def _kept(case: Case, steps: Steps) -> StepTime:
+def kept_plan(case: Case, steps: Steps) -> tuple[StepTime, Layout | None]:
+    """A plan's step as it is, or in the fastest order of the same work that fits where its own does not, and that."""
     try:
-        return steps.timed(case)
+        own = steps.timed(case)
     except BadInput as error:
-        return StepTime("refused", reason=str(error))
+        return StepTime("refused", reason=str(error)), None
+    if own.status == "ok":
+        return own, None
+    found = refine(
+        case,
+        [case.layout],
+        steps.assumptions,
+        simulate=steps.timed,
+        budget=ORDERS_BUDGET,
+        within=lambda layout: same_work(layout, case.layout),
+    )
+    if found.best is None:
+        return own, None
+    return steps.timed(case.with_layout(found.best.layout)), found.best.layout
 
 
 def _conditions(spec: CaseSpec) -> list[tuple[str, CaseSpec]]:

@@ -212,7 +212,7 @@ def depth_in_words(refinement: Refinement, source: str) -> str | None:
 
 def what_if_in_words(what: "WhatIf", chosen: Allocation) -> str:
     """How the plan does under another condition, and what the programme would choose instead of its own split."""
-    other, kept = what.outcome.allocation, kept_in_words(what.kept)
+    other, kept = what.outcome.allocation, kept_in_words(what.kept, what.order)
     if other is None:
         nothing = "nothing fits" if not what.outcome.timed_out else "the solver found nothing in its time"
         if what.outcome.cuts:
@@ -232,13 +232,17 @@ def _other_choices(layout: Layout, before: Layout) -> str:
     return f" ({changed})" if changed else ""
 
 
-def kept_in_words(kept: StepTime | None) -> str:
+def kept_in_words(kept: StepTime | None, order: Layout | None = None) -> str:
     if kept is None:
         return ""
+    if kept.status == "ok" and order is not None:
+        how = f"rounds of {order.round_length} and {order.deferred_w or 'no'} weight gradients put off"
+        return f"this plan fits with {how}, and takes {kept.step_time_s:.4g} s a step, simulated; "
     if kept.status == "ok":
         return f"this plan, its order made anew, takes {kept.step_time_s:.4g} s a step, simulated; "
     if kept.peak_memory_bytes is not None:
-        return f"this plan does not fit ({kept.peak_memory_bytes / GIB:.1f} GiB a GPU, simulated); "
+        needs = f"{kept.peak_memory_bytes / GIB:.1f} GiB a GPU in its own order"
+        return f"this plan does not fit in any order that was tried ({needs}, simulated); "
     return f"this plan cannot be ({kept.reason}); "
 
 
