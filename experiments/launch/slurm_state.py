@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from bench.errors import BadInput
 
 COMMAND_TIMEOUT_S = 30.0
+FIRST_ANSWER_S = 10.0
+"""By which Slurm has to say what it is before a sweep begins; during one, who does not answer is waited for."""
 WAITING = frozenset("PENDING REQUEUED REQUEUE_HOLD SPECIAL_EXIT SUSPENDED CONFIGURING RESV_DEL_HOLD".split())
 RUNNING = frozenset("RUNNING COMPLETING STAGE_OUT SIGNALING STOPPED RESIZING".split())
 
@@ -150,7 +152,8 @@ def cluster_facts() -> ClusterFacts:
         if shutil.which(command) is None:
             raise BadInput("executor", "slurm", f"a machine with Slurm; there is no {command} here")
     try:
-        config, partitions = ask(["scontrol", "show", "config"]), ask(["scontrol", "show", "partition", "-o"])
+        partitions = ask(["scontrol", "show", "partition", "-o"], FIRST_ANSWER_S)
+        config = ask(["scontrol", "show", "config"], FIRST_ANSWER_S)
     except SlurmError as error:
         raise BadInput("executor", "slurm", f"a Slurm that answers ({error})") from None
     settings = dict(re.findall(r"^(\w+)\s*= (.*)$", config, re.MULTILINE))

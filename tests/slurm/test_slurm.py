@@ -14,6 +14,7 @@ from harness import HELD, RUN, Cluster, Sweep, wait_until
 from launching import held_in_an_action
 
 from bench.execute.flight import Phase
+from experiments.launch.slurm_state import FIRST_ANSWER_S
 from experiments.launch.submission import JobFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
@@ -234,6 +235,18 @@ def test_bad_input_is_refused_before_anything_is_submitted(cluster: Cluster, tmp
         sweep = Sweep(cluster, tmp_path / "r", *options, cases=1, ranks=4)
         said = sweep.run(2)
         assert line in said and said.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_slurm_that_does_not_answer_is_refused_soon(cluster: Cluster, tmp_path: Path) -> None:
+    controller = psutil.Process(int((cluster.root / "slurmctld.pid").read_text()))
+    controller.suspend()  # it takes connections and says nothing
+    try:
+        said = Sweep(cluster, tmp_path / "r", cases=1).run(2)
+    finally:
+        controller.resume()
+    why = f"scontrol: no answer for {FIRST_ANSWER_S:g} s"
+    assert said == f"moebench: --executor: 'slurm' is not valid; allowed: a Slurm that answers ({why})\n"
     assert not (tmp_path / "r").exists()
 
 
