@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from pathlib import Path
@@ -68,6 +69,18 @@ def test_results_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="a directory that can be written"):
         Ledger(tmp_path / "file").make()
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(ledger: Ledger) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most))  # writes beyond it fail, as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large") as failed:
+            ledger.commit(task().key, task().failed("error", "on purpose"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert failed.value.filename == str(ledger.root / "done" / task().key)
+    assert not [path for path in ledger.results.rglob("*") if path.is_file()]
 
 
 def test_a_task_survives_being_written_down() -> None:

@@ -36,6 +36,8 @@ def test_options_win_over_the_file_and_switch_it_off(tmp_path: Path) -> None:
         ("jobs", 0, "--jobs: 0 is not valid"),
         ("max_nodes", 0, "--max-nodes: 0 is not valid"),
         ("time", "1-", "--time: '1-' is not valid; allowed: minutes, minutes:seconds, hours:minutes:seconds"),
+        ("time", "366-0", "--time: '366-0' is not valid; allowed: at most 365 days"),
+        ("time", "9" * 5000, "--time: '9"),
         ("executor", "pbs", "--executor: 'pbs' is not valid"),
     ],
 )
@@ -51,7 +53,7 @@ def test_a_wrong_option_is_named_as_it_was_typed(tmp_path: Path, option: str, va
     [
         ('partitoin = "a"', "did you mean 'partition'"),
         ('executor = "pbs"', "site.executor: 'pbs'"),
-        ('time = "soon"', "time: 'soon'"),
+        ('time = "soon"', "site.time: 'soon'"),
         ("jobs = 0", "site.jobs: 0"),
         ("jobs =", "TOML"),
     ],

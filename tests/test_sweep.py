@@ -140,7 +140,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
         ("--executor", "pbs"): "--executor: 'pbs'",
         ("--backend", "guess"): "backend: 'guess' is not valid; allowed: simulate, run",
         ("--repeats", "0"): "repeats: 0",
-        ("--only", "model=x"): "only.model: 'x'",
+        ("--only", "model=x"): "--only: 'model=x' is not valid; allowed: model=tiny",
         ("--site", str(wrong)): "site.colour",
         ("--pack",): "pack: True",
     }.items():

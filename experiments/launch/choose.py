@@ -66,7 +66,7 @@ def _file(path: Path) -> Any:
 def only(specs: Sequence[CaseSpec], words: Sequence[str]) -> list[CaseSpec]:
     """The specs that ``field=value`` words choose; several values of one field are alternatives. Raises BadInput."""
     wanted: dict[str, set[str]] = {}
-    for word in (part for given in words for part in given.split(",") if part):
+    for word in (part for given in words for part in given.split(",")):
         field, equals, value = word.partition("=")
         if not equals:
             raise BadInput("only", word, "field=value[,field=value ...]")
@@ -74,7 +74,7 @@ def only(specs: Sequence[CaseSpec], words: Sequence[str]) -> list[CaseSpec]:
             raise unknown("only", field, FIELDS)
         known = sorted({str(FIELDS[field](spec)) for spec in specs})
         if value not in known:
-            raise unknown(f"only.{field}", value, known)
+            raise unknown("only", word, [f"{field}={one}" for one in known])
         wanted.setdefault(field, set()).add(value)
     chosen = [spec for spec in specs if all(str(FIELDS[field](spec)) in values for field, values in wanted.items())]
     if not chosen:

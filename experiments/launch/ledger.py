@@ -214,11 +214,15 @@ def replace(path: Path, text: str) -> None:
 
 def _temporary(path: Path, text: str, durable: bool) -> str:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+    except OSError as error:  # a full disk names no file
+        os.unlink(name)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     os.chmod(name, 0o644)
     return name
 

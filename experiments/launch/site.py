@@ -15,6 +15,7 @@ VARIABLE = "MOEBENCH_SITE"
 TIME_FORMS = (
     "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or days-hours:minutes:seconds"
 )
+MAX_DAYS = 365
 OFF = ("", "none")
 """Words that switch a default of the site file off."""
 
@@ -88,18 +89,24 @@ class Site(BaseModel):
             site = cls(**fields)
         except ValidationError as error:
             raise from_pydantic(error, "site", cls) from None
-        _ = site.minutes
+        try:
+            _ = site.minutes
+        except BadInput as error:
+            raise BadInput(f"site.{error.field}", error.value, error.allowed) from None
         return site
 
     @property
     def minutes(self) -> int:
         """The time limit of one run, rounded up. Raises BadInput."""
-        return minutes_of("time", self.time)
+        minutes = minutes_of("time", self.time)
+        if minutes > MAX_DAYS * 24 * 60:
+            raise BadInput("time", self.time, f"at most {MAX_DAYS} days")
+        return minutes
 
 
 def minutes_of(field: str, text: str) -> int:
     """Minutes of a time in one of Slurm's `TIME_FORMS`, rounded up. Raises BadInput."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    found = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", text)
     if found is None:
         raise BadInput(field, text, TIME_FORMS)
     days, *rest = found.groups()
