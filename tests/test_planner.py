@@ -18,7 +18,7 @@ from bench.clusters import get_cluster
 from bench.errors import BadInput
 from bench.flops import part_flops
 from bench.models import get_model
-from bench.predict import costs_of, predict
+from bench.predict import QuickStep, costs_of, predict
 from bench.system import get_system, plan_of
 from bench.timing import Evaluate, StepTime
 from bench.tune import tune
@@ -35,13 +35,13 @@ from systems.disagmoe.planner.refine import Refinement, Try, refine
 from systems.disagmoe.planner.roofline import roofline
 from systems.disagmoe.planner.state import held_state
 from systems.disagmoe.planner.tokens import Option, token_costs
+from systems.disagmoe.planner.what_if_words import unequal_in_words
 from systems.disagmoe.planner.what_ifs import WhatIf
 from systems.disagmoe.planner.words import (
     depth_in_words,
     next_in_words,
     origin_in_words,
     programme_in_words,
-    unequal_in_words,
 )
 from systems.disagmoe.shift import Homes
 from systems.disagmoe.system import DisagMoE
@@ -483,8 +483,12 @@ def test_a_plan_says_what_unequal_depth_gains_in_steps() -> None:
     slow, fast = Try(equal, "seed", "ok", 1.1), Try(unequal, "expert_groups=1", "ok", 1.0)
     assert told(slow) is None and told(fast) is None
     said = told(slow, fast, Try(equal, "seed", "infeasible", 0.5), Try(unequal, "mbs=2", "ok", 1.5))
-    assert said is not None and "takes 1 s and" in said and "takes 1.1 s: unequal depth gains 10.0 %" in said
-    assert "unequal depth loses 100.0 %" in (told(fast, Try(equal, "seed", "ok", 0.5)) or "")
+    assert (
+        said is not None
+        and "takes 1 s and" in said
+        and "takes 1.1 s: unequal depth takes 9.1 % less than equal depth" in said
+    )
+    assert "unequal depth takes 100.0 % longer than" in (told(fast, Try(equal, "seed", "ok", 0.5)) or "")
     planned = explain(spec(), ASSUMED, refinement=False)
     found = replace(planned, refinement=Refinement((slow, fast), (slow, fast), True))
     assert sum("unequal depth" in each for each in found.sentences() if each.startswith("Refinement")) == 1
@@ -495,12 +499,17 @@ def test_gains_and_losses_are_told_apart() -> None:
     chosen = said.allocation
     slower, faster = (replace(chosen, steps_per_s=chosen.steps_per_s * share) for share in (1 / 1.043, 1.043))
     longer = unequal_in_words(Outcome(slower), chosen)
-    assert "gain nothing" in longer and "takes 4.3 % longer" in longer
-    assert "would gain 4.3 %" in unequal_in_words(Outcome(faster), chosen)
-    assert "takes as long" in unequal_in_words(Outcome(chosen), chosen)
-    assert "and loses 4.3 %" in next_in_words(Outcome(slower), chosen)
+    assert "gain nothing" in longer and "takes 4.3 % longer than its split" in longer
+    assert "would take 4.1 % less than its split" in unequal_in_words(Outcome(faster), chosen)
+    assert "takes as long as its split" in unequal_in_words(Outcome(chosen), chosen)
+    late = next_in_words(Outcome(slower), chosen)
+    assert "takes 4.3 % longer than its own" in late and "stopped" not in late
+    assert "4.1 % less than its own (the solver was stopped before it" in next_in_words(Outcome(faster), chosen)
+    took = {name: QuickStep(step_s, 0.0, 0.0, "A0") for name, step_s in (("own", 2.0), ("other", 1.5))}
+    both = next_in_words(Outcome(slower, step=took["other"]), chosen, took["own"])
+    assert "simulated, neither of them refined, 25.0 % less than it (1.5 s beside 2 s)" in both
     nearly = replace(chosen, proven=False, most_steps_per_s=chosen.steps_per_s * (1 + 1e-6))
-    assert "up to less than 0.01 % faster" in programme_in_words(nearly)
+    assert "may take up to less than 0.01 % less" in programme_in_words(nearly)
     assert "fewer GPUs" in programme_in_words(replace(chosen, settled=False)) and chosen.settled
 
 

@@ -22,14 +22,13 @@ from systems.disagmoe.planner.fitting import Steps, fit
 from systems.disagmoe.planner.plain import plain_what_if
 from systems.disagmoe.planner.problem import problem
 from systems.disagmoe.planner.refine import same_work
+from systems.disagmoe.planner.what_if_words import kept_in_words, what_if_in_words
 from systems.disagmoe.planner.what_ifs import WhatIf, kept_plan
 from systems.disagmoe.planner.words import (
     binding_in_words,
-    kept_in_words,
     short,
     short_of,
     split_in_words,
-    what_if_in_words,
 )
 
 ASSUMED = get_assumptions("datasheet")
@@ -228,6 +227,27 @@ def test_sentences_about_what_binds_agree() -> None:
     assert chosen.binding == ("micro-batches in flight",)
     said = " ".join(binding_in_words(chosen))
     assert "bound by" not in said and "micro-batches in flight (with" in said
+
+
+def test_an_estimate_stands_beside_what_its_plan_keeps_busy() -> None:
+    """Where attention and experts share nodes, part of their traffic never crosses a NIC: the estimate is far off."""
+    of = spec("mixtral-8x7b", "h800x2", 256, 4096)
+    found = explain(of, ASSUMED, refinement=False)
+    case = of.with_layout(found.allocation.layout)
+    busy = busy_of(case, ASSUMED)
+    assert found.split is not None and found.split.busy_s == busy
+    assert found.allocation.seconds["attention NICs"] > 1.5 * busy["attention NICs"] > 0
+    busiest = max(busy, key=lambda name: busy[name])
+    (said,) = [each for each in found.sentences() if each.startswith("Programme: simulated, that split takes")]
+    assert f"its busiest resource is {busiest}, for {busy[busiest]:.4g} s" in said
+    assert f"attention NICs {busy['attention NICs']:.4g} s" in said.partition("far from")[2]
+    rows = {row[0]: row for row in found.tables()[1].rows}
+    assert rows["attention NICs"][4] == busy["attention NICs"]
+    assert found.to_json()["allocation_simulated"]["busy_s"] == busy
+    for what, row in zip(found.what_ifs, found.tables()[3].rows, strict=True):
+        if what.outcome.allocation is not None:
+            assert what.split is not None and row[-1] == what.split.busiest
+            assert f"its busiest resource is {what.split.busiest}" in what_if_in_words(what, found.allocation)
 
 
 def test_every_seed_on_the_path_says_what_it_is() -> None:

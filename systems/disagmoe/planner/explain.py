@@ -24,7 +24,8 @@ from systems.disagmoe.planner.plain import (
 from systems.disagmoe.planner.refine import Refinement, Try
 from systems.disagmoe.planner.search import Effort, search
 from systems.disagmoe.planner.tables import Table
-from systems.disagmoe.planner.what_ifs import WhatIf, nic_sets, what_ifs
+from systems.disagmoe.planner.what_if_words import sets_in_words, unequal_in_words, what_if_in_words
+from systems.disagmoe.planner.what_ifs import WhatIf, nic_sets, split_of, what_ifs
 from systems.disagmoe.planner.words import (
     binding_in_words,
     busy_in_words,
@@ -33,10 +34,7 @@ from systems.disagmoe.planner.words import (
     origin_in_words,
     programme_in_words,
     refined_in_words,
-    sets_in_words,
     split_in_words,
-    unequal_in_words,
-    what_if_in_words,
 )
 
 NUM_ALTERNATIVES = 4
@@ -48,7 +46,8 @@ class Explanation:
     """A plan's reasons.
 
     Args:
-        allocation: the programme's optimum; `step`: of its plan, simulated; `others`: the next best splits.
+        allocation: the programme's optimum; `step`: of its plan, simulated, and `split`: what that keeps busy (None
+            where it does not fit in any order); `others`: the next best splits.
         cuts: splits that the programme put before it and whose plans do not fit. Where none was found that does,
             `refused` says why, and the allocation is the first of them.
         planned: the plan's step, simulated; None where it cannot be.
@@ -62,6 +61,7 @@ class Explanation:
     spec: CaseSpec
     allocation: Allocation
     step: QuickStep | None
+    split: PlannedStep | None
     cuts: tuple[Cut, ...]
     refused: BadInput | None
     planned: PlannedStep | None
@@ -111,9 +111,10 @@ class Explanation:
 
     def _programme(self) -> list[str]:
         chosen = self.allocation
-        nearest = [next_in_words(self.others[0], chosen)] if self.others else []
+        nearest = [next_in_words(self.others[0], chosen, self.step)] if self.others else []
         cut = cuts_in_words(self.cuts, chosen, self.refused)
-        said = [programme_in_words(chosen, self.refused is None), *([cut] if cut else []), *binding_in_words(chosen)]
+        said = [programme_in_words(chosen, self.refused is None), *([cut] if cut else [])]
+        said += binding_in_words(chosen, self.split)
         return [*said, *nearest, memory_in_words(chosen, self.step)]
 
     def _what_ifs(self) -> list[str]:
@@ -133,7 +134,7 @@ class Explanation:
         chosen, refined = self.allocation, self.refinement
         found = [
             tables.side_by_side(self.side("programme"), self.side("plan"), self.source if refined else None),
-            tables.busy(chosen, self.planned),
+            tables.busy(chosen, self.split, self.planned),
             tables.splits(Outcome(chosen, step=self.step), self.others),
             tables.conditions(self.what_ifs),
         ]
@@ -147,7 +148,7 @@ class Explanation:
             "sentences": self.sentences(),
             "plan": None if self.planned is None else plain_planned(self.planned),
             "allocation": plain_allocation(self.allocation),
-            "allocation_simulated": plain_step(self.step),
+            "allocation_simulated": plain_step(self.step) if self.split is None else plain_planned(self.split),
             "cut_off": [plain_cut(each) for each in self.cuts],
             "allocation_fits": self.refused is None,
             "others": [plain_outcome(each) for each in self.others],
@@ -173,6 +174,7 @@ def explain(
         spec=spec,
         allocation=chosen,
         step=found.outcome.step,
+        split=split_of(found.outcome, found.steps),
         cuts=found.outcome.cuts,
         refused=found.refused,
         planned=planned_step(spec.with_layout(layout), found.steps),

@@ -7,7 +7,7 @@ from bench.case import Layout
 from systems.disagmoe.planner.move import Move
 from systems.disagmoe.planner.schedule import Phase, Schedule
 from systems.disagmoe.planner.tables import Table
-from systems.disagmoe.planner.words import GIB, counted, percent
+from systems.disagmoe.planner.words import GIB, counted, sooner
 
 Verdict = Literal["first", "same", "must", "never", "pays", "stays"]
 
@@ -24,8 +24,8 @@ class PhasePlan:
         compared: whether there is a placement to keep: False of the first phase.
         own_move: what it takes to go to its own placement (of a mixture: there and back), None where that is kept.
         move: what is moved, None where the placement stays.
-        gap: by how much a split may be faster by the programme, where the solver was stopped at this length; None
-            where its optimum is proven.
+        gap: by what share the rate of a split may be higher by the programme, where the solver was stopped at this
+            length; None where its optimum is proven.
         settled, own_settled, kept_settled: whether the refinement of what it runs on, of its own best and of what is
             kept ended by itself; else its budget ended it, and a neighbour may be faster.
         elsewhere: whether it runs neither on its own placement nor on that of the phase before.
@@ -99,15 +99,15 @@ class PhasesPlan:
             loses = 100 * (self.total_s / alone_s - 1)
             return (
                 f"Together: a mean step takes {self.total_s:.4g} s on one placement; with every length on its own, and "
-                f"moves for nothing, it would take {alone_s:.4g} s: one placement loses {loses:.2g} %."
+                f"moves for nothing, it would take {alone_s:.4g} s: one placement takes {loses:.2g} % longer."
             )
         if self.unmoved_s is None:
             return f"Together: the schedule takes {self.total_s:.4g} s; no placement fits every length: it has to move."
-        gain = 100 * (self.unmoved_s / self.total_s - 1)
+        saved = 100 * (1 - self.total_s / self.unmoved_s)
         both = f"the schedule takes {self.total_s:.4g} s; {self.unmoved_s:.4g} s on one placement throughout"
         if not any(each.move for each in self.phases):
             return f"Together: {both}: nothing moves."
-        return f"Together: {both}: re-allocating gains {gain:.2g} %."
+        return f"Together: {both}: re-allocating saves {saved:.2g} % of that."
 
     def tables(self) -> list[Table]:
         share = "share of steps" if self.schedule.mixed else "steps"
@@ -166,7 +166,7 @@ def _stopped(each: PhasePlan) -> str:
     if each.gap is None:
         return ""
     return (
-        f" At this length the solver ran out of time: by the programme a split may be up to {percent(each.gap)} faster "
+        f" At this length the solver ran out of time: by the programme a split may take up to {sooner(each.gap)} less "
         "than the one that its search began with."
     )
 

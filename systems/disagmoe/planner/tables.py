@@ -56,24 +56,30 @@ def side_by_side(programme: Side, plan: Side, source: str | None) -> Table:
     return Table("the programme's split and the plan", ["", "programme", name], rows)
 
 
-def busy(chosen: Allocation, plan: PlannedStep | None) -> Table:
-    """Seconds of every resource in a step: of the programme's split by its estimates, of the plan by the cost model."""
+def busy(chosen: Allocation, split: PlannedStep | None, plan: PlannedStep | None) -> Table:
+    """Seconds of every resource in a step: of the programme's split by its estimates and by the cost model, and of the
+    plan by the cost model."""
     rows: list[list[object]] = []
     for name, seconds in chosen.seconds.items():
-        own = plan.busy_s.get(name) if plan else None
-        if seconds or own:
-            share = f"{100 * seconds / chosen.step_s:.0f} %"
+        own, made = (each.busy_s.get(name) if each else None for each in (plan, split))
+        if seconds or own or made:
             binds = "yes" if name in chosen.binding else "no"
-            step_s = plan.step.step_time_s if plan else None
-            rows.append([name, seconds, share, binds, own, f"{100 * own / step_s:.0f} %" if own and step_s else None])
-    columns = ["resource", "programme's split, s", "of its estimated step", "binds it"]
-    return Table("what a step keeps busy", [*columns, "plan, s", "of its simulated step"], rows)
+            estimated = [seconds, f"{100 * seconds / chosen.step_s:.0f} %", binds]
+            rows.append([name, *estimated, made, _share(made, split), own, _share(own, plan)])
+    columns = ["resource", "programme's split, estimated s", "of its estimated step", "binds the estimate"]
+    columns += ["programme's split, simulated s", "of its simulated step", "plan, simulated s", "of its simulated step"]
+    return Table("what a step keeps busy", columns, rows)
+
+
+def _share(seconds: float | None, of: PlannedStep | None) -> str | None:
+    step_s = of.step.step_time_s if of else None
+    return f"{100 * seconds / step_s:.0f} %" if seconds and step_s else None
 
 
 def splits(chosen: Outcome, others: Sequence[Outcome]) -> Table:
     """The split and the next best ones."""
     assert chosen.allocation is not None
-    columns = ["p", "M:N", "replicas", "GPUs", "recompute", "other choices", "round", "step s", "loses", "bound by"]
+    columns = ["p", "M:N", "replicas", "GPUs", "recompute", "other choices", "round", "step s", "longer by", "bound by"]
     rows = [_split_row(each, chosen.allocation) for each in (chosen, *others) if each.allocation]
     return Table("splits, by the programme", [*columns, "proven", "step s, simulated", "GiB, simulated"], rows)
 
@@ -81,8 +87,8 @@ def splits(chosen: Outcome, others: Sequence[Outcome]) -> Table:
 def conditions(found: Sequence[WhatIf]) -> Table:
     """The plan and the programme's split under every other condition."""
     columns = ["if", "this plan, step s, simulated", "programme's p", "M:N", "replicas", "step s, by the programme"]
-    rows = [[each.condition, _kept(each), *_what_if_row(each.outcome)] for each in found]
-    return Table("what would change the answer", [*columns, "bound by", "proven", "step s, simulated"], rows)
+    rows = [[each.condition, _kept(each), *_what_if_row(each)] for each in found]
+    return Table("what would change the answer", [*columns, "proven", "step s, simulated", "busiest, simulated"], rows)
 
 
 def walk(found: Refinement, source: str) -> Table:
@@ -99,12 +105,12 @@ def _split_row(found: Outcome, chosen: Allocation) -> list[object]:
     each = found.allocation
     assert each is not None
     layout = each.layout
-    loses = f"{100 * (each.step_s / chosen.step_s - 1):.1f} %"
+    longer = f"{100 * (each.step_s / chosen.step_s - 1):.1f} %"
     ratio = f"{layout.attention_ranks}:{layout.expert_ranks}"
     chosen_too = {name: getattr(layout, name) for name in OTHER_CHOICES}
     others = " ".join(f"{name}={value}" for name, value in chosen_too.items() if value not in (1, "none"))
     row: list[object] = [layout.groups, ratio, layout.replicas, each.num_gpus, layout.recompute, others]
-    row += [layout.round_length, each.step_s, loses, ", ".join(each.binding), _proven(each)]
+    row += [layout.round_length, each.step_s, longer, ", ".join(each.binding), _proven(each)]
     step = found.step
     return [*row, *((None, None) if step is None else (step.step_time_s, step.peak_memory_bytes / GIB))]
 
@@ -115,15 +121,15 @@ def _kept(each: WhatIf) -> object:
     return "does not fit" if each.kept.status == "infeasible" else "cannot be"
 
 
-def _what_if_row(outcome: Outcome) -> list[object]:
-    each = outcome.allocation
+def _what_if_row(what: WhatIf) -> list[object]:
+    outcome, each = what.outcome, what.outcome.allocation
     if each is None:
         return [None, None, None, None, "no time" if outcome.timed_out else "nothing fits", None, None]
     layout = each.layout
     ratio = f"{layout.attention_ranks}:{layout.expert_ranks}"
     simulated_s = outcome.step and outcome.step.step_time_s
-    row = [layout.groups, ratio, layout.replicas, each.step_s, ", ".join(each.binding), _proven(each)]
-    return [*row, simulated_s]
+    row = [layout.groups, ratio, layout.replicas, each.step_s, _proven(each)]
+    return [*row, simulated_s, what.split and what.split.busiest]
 
 
 def _proven(each: Allocation) -> str:

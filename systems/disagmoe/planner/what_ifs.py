@@ -7,6 +7,7 @@ from bench.case import Case, CaseSpec, Layout
 from bench.errors import BadInput
 from bench.timing import StepTime
 from systems.disagmoe.planner.allocation import Allocation, Outcome
+from systems.disagmoe.planner.busy import PlannedStep, planned_step
 from systems.disagmoe.planner.fitting import Steps
 from systems.disagmoe.planner.refine import refine, same_work
 from systems.disagmoe.planner.search import best_of, like
@@ -19,12 +20,14 @@ class WhatIf(NamedTuple):
     """What the programme finds under another condition; `kept`: how the plan does there.
 
     order: the plan in an order that fits there, where its own does not; None where it does, or none was found.
+    split: the simulated step of the programme's split there.
     """
 
     condition: str
     outcome: Outcome
     kept: StepTime | None = None
     order: Layout | None = None
+    split: PlannedStep | None = None
 
 
 def what_ifs(chosen: Allocation, plan: Layout, steps: Steps, time_limit_s: float) -> list[WhatIf]:
@@ -36,8 +39,16 @@ def what_ifs(chosen: Allocation, plan: Layout, steps: Steps, time_limit_s: float
     for condition, changed in _conditions(spec):
         choices = chosen.problem.choices if changed.cluster == spec.cluster else like(chosen, (1, 1))
         outcome = best_of(changed, steps, choices, time_limit_s)
-        found.append(WhatIf(condition, outcome, *kept_plan(changed.with_layout(plan), steps)))
+        found.append(WhatIf(condition, outcome, *kept_plan(changed.with_layout(plan), steps), split_of(outcome, steps)))
     return found
+
+
+def split_of(outcome: Outcome, steps: Steps) -> PlannedStep | None:
+    """What an allocation's simulated step keeps busy; None where it was not simulated to its end."""
+    chosen = outcome.allocation
+    if chosen is None or outcome.step is None or outcome.step.step_time_s is None:
+        return None
+    return planned_step(chosen.problem.spec.with_layout(chosen.layout), steps)
 
 
 def kept_plan(case: Case, steps: Steps) -> tuple[StepTime, Layout | None]:

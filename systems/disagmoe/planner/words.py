@@ -3,19 +3,17 @@
 from typing import TYPE_CHECKING
 
 from bench.case import CaseSpec, Layout
-from bench.predict import GIB
-from bench.timing import StepTime
+from bench.predict import GIB, QuickStep
 from systems.disagmoe.placement import replica_size
 from systems.disagmoe.planner.allocation import Allocation, Outcome
 from systems.disagmoe.planner.refine import Refinement, Try
 
 if TYPE_CHECKING:
     from systems.disagmoe.planner.busy import PlannedStep
-    from systems.disagmoe.planner.what_ifs import WhatIf
 
 
-CHOICES = ("recompute", "copies", "shared_on", "offload")
-"""What a split chooses beside its ranks and groups."""
+FAR = 0.1
+"""An estimate that is off by a larger share is said to be far from what is simulated."""
 
 
 def short(allocation: Allocation) -> str:
@@ -38,6 +36,19 @@ def counted(number: float, thing: str) -> str:
 def percent(share: float) -> str:
     """A positive share, never said to be nothing."""
     return f"{100 * share:.2g} %" if share >= 1e-4 else "less than 0.01 %"
+
+
+def compared(step_s: float, other_s: float) -> str:
+    """One time beside another: ``4.3 % longer than``, ``4.1 % less than`` or ``as long as``."""
+    share = step_s / other_s - 1
+    if abs(share) < 5e-4:
+        return "as long as"
+    return f"{100 * abs(share):.1f} % {'longer' if share > 0 else 'less'} than"
+
+
+def sooner(gap: float) -> str:
+    """The most that a step may take less, of a gap of rates."""
+    return percent(gap / (1 + gap))
 
 
 def split_in_words(layout: Layout, spec: CaseSpec) -> str:
@@ -94,8 +105,8 @@ def programme_in_words(chosen: Allocation, fits: bool = True) -> str:
     said = f"its split, {short(chosen)}, is estimated at {chosen.step_s:.4g} s a step; "
     if not chosen.proven:
         return said + (
-            f"the solver ran out of time, this is its best so far: by the same estimates a split may be up to "
-            f"{percent(chosen.gap)} faster ({1 / chosen.most_steps_per_s:.4g} s)."
+            f"the solver ran out of time, this is its best so far: by the same estimates a split may take up "
+            f"to {sooner(chosen.gap)} less ({1 / chosen.most_steps_per_s:.4g} s)."
         )
     gap = f"gap {100 * round(chosen.gap, 9):.2g} %"
     fewest = "" if chosen.settled else "; the solver ran out of time before it knew whether fewer GPUs would do"
@@ -111,25 +122,34 @@ def not_proven(chosen: Allocation, other: Allocation) -> str:
     return "" if chosen.proven else " (compared with a split that is not proven)"
 
 
-def next_in_words(other: Outcome, chosen: Allocation) -> str:
-    if other.allocation is None:
+def next_in_words(other: Outcome, chosen: Allocation, step: QuickStep | None = None) -> str:
+    """What the next best split takes beside the programme's own, by the estimates and simulated (`step`: its own)."""
+    found = other.allocation
+    if found is None:
         why = "the solver found none in its time"
         if not other.timed_out:
             why = f"of {len(other.cuts)} that were simulated none fits in memory"
-        return f"what the next best split loses is not known: {why}."
-    loss = 100 * (other.allocation.step_s / chosen.step_s - 1)
-    lost = f"and loses {loss:.1f} %" if loss >= 0 else f"and gains {-loss:.1f} %, as the solver was stopped before it"
-    what = f"the next best split (of another p or M:N) is {short(other.allocation)} {lost} by the same estimates"
-    return f"{what}{_simulated(other)}{not_proven(chosen, other.allocation)}."
+        return f"what the next best split takes is not known: {why}."
+    late = " (the solver was stopped before it came to that one)" if found.step_s < chosen.step_s else ""
+    said = f"by the same estimates the next best split (of another p or M:N), {short(found)}, takes "
+    said += f"{compared(found.step_s, chosen.step_s)} its own{late}"
+    if other.step and other.step.step_time_s and step and step.step_time_s:
+        both = f"{other.step.step_time_s:.4g} s beside {step.step_time_s:.4g} s"
+        said += (
+            f"; simulated, neither of them refined, {compared(other.step.step_time_s, step.step_time_s)} it ({both})"
+        )
+    else:
+        said += simulated_in_words(other)
+    return f"{said}{not_proven(chosen, found)}."
 
 
-def _simulated(other: Outcome) -> str:
+def simulated_in_words(other: Outcome) -> str:
     step = other.step
     return "" if step is None or step.step_time_s is None else f" ({step.step_time_s:.4g} s simulated, not refined)"
 
 
-def binding_in_words(chosen: Allocation) -> list[str]:
-    """What the programme's split keeps busy, and what decides its estimate."""
+def binding_in_words(chosen: Allocation, split: "PlannedStep | None" = None) -> list[str]:
+    """What the programme's split keeps busy by the estimates, what decides them, and what its simulated step says."""
     busy = chosen.seconds
     said = []
     for side, who in (("attention", "attention"), ("expert", "experts")):
@@ -142,7 +162,22 @@ def binding_in_words(chosen: Allocation) -> list[str]:
     if "micro-batches in flight" in chosen.binding:
         count = chosen.layout.round_length
         binds += f" (with {count} in flight, GPUs wait for each other: no resource is busy all the time)"
-    return [f"on its split, {'; '.join(said)}.", f"{binds}."]
+    told = [f"on its split, by its estimates, {'; '.join(said)}.", f"{binds}."]
+    return told if split is None else [*told, f"{_estimate_beside(chosen, split)}."]
+
+
+def _estimate_beside(chosen: Allocation, split: "PlannedStep") -> str:
+    """What the simulated step of the programme's split keeps busy, and where its estimates are far from that."""
+    busy, estimates = split.busy_s, chosen.seconds
+    said = (
+        f"simulated, that split takes {split.step.step_time_s:.4g} s and its busiest resource is {split.busiest}, for "
+    )
+    said += f"{busy[split.busiest]:.4g} s"
+    far = [name for name, s in busy.items() if s and abs(estimates.get(name, 0.0) / s - 1) > FAR]
+    if not far:
+        return said
+    each = ", ".join(f"{name} {busy[name]:.4g} s" for name in far)
+    return f"{said}; its estimates, of attention and experts on nodes of their own, are far from {each}"
 
 
 def busy_in_words(plan: "PlannedStep", spec: CaseSpec) -> str:
@@ -184,9 +219,8 @@ def refined_in_words(refinement: Refinement, seed: Try | None, chosen: Allocatio
         own += "" if seed.status == "ok" else " and does not fit in memory"
     said = f"{source}, the plan's step takes {best.step_time_s:.4g} s and {own}; {looked}."
     if source == "simulated":
-        ratio = chosen.step_s / best.step_time_s
-        said += f" That is {100 * ratio:.0f} % of the rate that the programme estimates for its split."
-        if ratio > 1:
+        said += f" That is {compared(best.step_time_s, chosen.step_s)} the programme estimates for its split."
+        if best.step_time_s < chosen.step_s:
             said += " An estimate is no bound: fill and latency are approximate, and refinement has more choices."
         if best.bound_s is not None:
             said += f" The busiest resource of the plan alone takes {best.bound_s:.4g} s."
@@ -194,7 +228,7 @@ def refined_in_words(refinement: Refinement, seed: Try | None, chosen: Allocatio
 
 
 def depth_in_words(refinement: Refinement, source: str) -> str | None:
-    """What unequal depth gains or loses in steps: the best of both kinds that were looked at; None without both."""
+    """What the best step of unequal depth takes beside the best of equal depth, of those tried; None without both."""
     times: dict[bool, float] = {}
     for each in refinement.tried:
         if each.status == "ok" and each.step_time_s is not None:
@@ -202,74 +236,8 @@ def depth_in_words(refinement: Refinement, source: str) -> str | None:
             times[unequal] = min(each.step_time_s, times.get(unequal, each.step_time_s))
     if len(times) < 2:
         return None
-    rate = times[False] / times[True]
-    how = f"gains {100 * (rate - 1):.1f} %" if rate > 1 else f"loses {100 * (1 / rate - 1):.1f} %"
     return (
         f"of what was {source}, the best with different numbers of attention and expert groups takes "
-        f"{times[True]:.4g} s and the best with as many takes {times[False]:.4g} s: unequal depth {how}."
-    )
-
-
-def what_if_in_words(what: "WhatIf", chosen: Allocation) -> str:
-    """How the plan does under another condition, and what the programme would choose instead of its own split."""
-    other, kept = what.outcome.allocation, kept_in_words(what.kept, what.order)
-    if other is None:
-        nothing = "nothing fits" if not what.outcome.timed_out else "the solver found nothing in its time"
-        if what.outcome.cuts:
-            nothing = f"of the {len(what.outcome.cuts)} fastest splits none fits when simulated"
-        return f"{what.condition}: {kept}by the programme, {nothing}."
-    same = short(other) == short(chosen)
-    split = f"its split {'stays' if same else 'becomes'} {short(other)}{_other_choices(other.layout, chosen.layout)}"
-    bound = f"estimated at {other.step_s:.4g} s and bound by {' and '.join(other.binding)}"
-    said = f"{what.condition}: {kept}by the programme, {split}, {bound}{_simulated(what.outcome)}"
-    return f"{said}{not_proven(chosen, other)}."
-
-
-def _other_choices(layout: Layout, before: Layout) -> str:
-    """What a split chooses otherwise beside what names it."""
-    names = (name for name in CHOICES if getattr(layout, name) != getattr(before, name))
-    changed = ", ".join(f"{name} {getattr(before, name)} -> {getattr(layout, name)}" for name in names)
-    return f" ({changed})" if changed else ""
-
-
-def kept_in_words(kept: StepTime | None, order: Layout | None = None) -> str:
-    if kept is None:
-        return ""
-    if kept.status == "ok" and order is not None:
-        how = f"rounds of {order.round_length} and {order.deferred_w or 'no'} weight gradients put off"
-        return f"this plan fits with {how}, and takes {kept.step_time_s:.4g} s a step, simulated; "
-    if kept.status == "ok":
-        return f"this plan, its order made anew, takes {kept.step_time_s:.4g} s a step, simulated; "
-    if kept.peak_memory_bytes is not None:
-        needs = f"{kept.peak_memory_bytes / GIB:.1f} GiB a GPU in its own order"
-        return f"this plan does not fit in any order that was tried ({needs}, simulated); "
-    return f"this plan cannot be ({kept.reason}); "
-
-
-def unequal_in_words(found: Outcome, chosen: Allocation) -> str:
-    """Of the programme's optimum of unequal depth beside its split of equal depth."""
-    other = found.allocation
-    assert other is not None
-    gain, proof = chosen.step_s / other.step_s - 1, not_proven(chosen, other)
-    depths, timed = "different numbers of attention and expert groups", _simulated(found)
-    if gain > 1e-3:
-        return f"{depths} would gain {100 * gain:.1f} % by the programme ({short(other)}){timed}{proof}."
-    loss = 100 * (other.step_s / chosen.step_s - 1)
-    longer = f"{short(other)}, takes {f'{loss:.1f} % longer' if loss >= 0.05 else 'as long'}"
-    if proof:
-        return f"no gain of {depths} is known to the programme: the best so far, {longer}{timed}{proof}."
-    return f"{depths} gain nothing by the programme: the best of them, {longer}{timed}."
-
-
-def sets_in_words(sets: Allocation, chosen: Allocation) -> str:
-    gain, proof = chosen.step_s / sets.step_s - 1, not_proven(chosen, sets)
-    if gain <= 1e-3:
-        said = (
-            "by the programme, dealing a node's NICs to attention and expert GPUs otherwise than evenly gains nothing"
-        )
-        return said + (f", as far as is known{proof}." if proof else ".")
-    a, f = sets.nics
-    return (
-        f"by the programme, NICs dealt {a:.0f}:{f:.0f} to a pair of groups of {short(sets)} would gain "
-        f"{100 * gain:.1f} % (simulated only: no transport here gives a rank a set of NICs){proof}."
+        f"{times[True]:.4g} s and the best with as many takes {times[False]:.4g} s: unequal depth takes "
+        f"{compared(times[True], times[False])} equal depth."
     )
