@@ -19,7 +19,7 @@ CLOSE = 1.05
 
 
 NUM_CLOSE = 6
-"""Of them, so many are looked at in other orders as well."""
+"""From so many of them, which differ in more than their order, steps are taken as from the best."""
 
 
 class Open(NamedTuple):
@@ -79,11 +79,12 @@ class Search:
         chosen = self._steps.leaner(self.best_s) or self._explore(hopeful)
         self._stepped = False
         if chosen is None and self.best is not None:
-            chosen = self._steps.beside(self.best, self.best_s)
+            steps = self._steps
+            chosen = steps.beside(self.best, self.best_s) or steps.once_more(self.best, self.best_s)
             self._stepped = chosen is not None
         chosen = chosen or self._slimmer(hopeful, self.best_s)
         if chosen is None and self.best is not None:
-            chosen = self._steps.once_more(self.best, self.best_s) or self._near(hopeful, self.best)
+            chosen = self._near(hopeful, self.best)
         if chosen is None and hopeful:
             chosen = hopeful[0] if self.best else min(hopeful, key=lambda layout: layout.least_bytes)
         if chosen is None:
@@ -172,7 +173,7 @@ class _Steps:
         self._fat: list[Layout] = []
         self._fitted: list[tuple[float, Open]] = []
         self._ordered: set[tuple[Layout, Layout]] = set()
-        self._left_behind: set[Layout] = set()  # no step from them is left
+        self._left_behind: set[tuple[Layout, bool]] = set()  # no step from them is left, of their work alone or of all
 
     def fitted(self, layout: Open, step_s: float) -> None:
         self._fitted.append((step_s, layout))
@@ -199,23 +200,30 @@ class _Steps:
         return None
 
     def once_more(self, best: Layout, best_s: float) -> Open | None:
-        """A layout that is nearly as fast as the best, in the order of the best, then in others."""
+        """A layout that is nearly as fast as the best, in the order of the best, then in others; then steps from it."""
         if self._system is None:
             return None
         close = sorted((each for each in self._fitted if each[0] <= CLOSE * best_s), key=lambda each: each[0])
         found = self.in_order_of(best, (layout for _, layout in close), best_s)
-        return found or self._reordered([layout for _, layout in close[:NUM_CLOSE]], best_s)
+        # Of the orders of one work the fastest alone: the others may be as fast.
+        works: dict[tuple[object, ...], Open] = {}
+        for _, layout in close:
+            works.setdefault(layout.choices, layout)
+        kept = list(works.values())[:NUM_CLOSE]
+        return found or self._from_each(kept, best_s, same_work=True) or self._from_each(kept, best_s, same_work=False)
 
-    def _reordered(self, layouts: Iterable[Open], best_s: float) -> Open | None:
-        """A step from one of some layouts that changes the order of its work alone."""
+    def _from_each(self, layouts: Iterable[Open], best_s: float, *, same_work: bool) -> Open | None:
+        """A step from one of some layouts; with `same_work`, one that changes the order of its work alone."""
         for layout in layouts:
             own = layout.case.layout
-            if self._system is not None and own not in self._left_behind:
-                steps = (step for step in self._system.moves(self._spec, own) if self.choices(step) == layout.choices)
+            if self._system is not None and (own, same_work) not in self._left_behind:
+                steps: Iterable[Layout] = self._system.moves(self._spec, own)
+                if same_work:
+                    steps = (step for step in steps if self.choices(step) == layout.choices)
                 found = self._first(steps, best_s)
                 if found is not None:
                     return found
-                self._left_behind.add(own)
+                self._left_behind.add((own, same_work))
         return None
 
     def in_order_of(self, best: Layout, layouts: Iterable[Open], best_s: float) -> Open | None:
