@@ -3,10 +3,13 @@
 Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory; what cannot fit is
 rejected, and what cannot beat the best step time so far is never simulated. The rest is tried within a budget:
 first the seeds of a system that has a planner of its own and the layouts with the lowest bounds, one of each bound
-that fits (layouts that differ in order only share one; after one that does not fit, the next has to leave more room);
-then those near a faster one that does not fit which need less memory, and those near the best one, in one choice and
-then in two; then the rest by their bounds. Where nothing has fitted yet, those that need least memory come first. Where
-the budget does not end the search, its answer is the optimum under the cost model.
+that fits (layouts that differ in order only share one; after one that does not fit, the next has to leave more room).
+With half the budget spent, or none of them left, a system that knows moves (`bench.system.KnowsMoves`) goes step by
+step from its best layout, also to such as the space does not list, then from others that are nearly as fast; what is
+faster and does not fit is tried in an order that holds less. Then come those near a faster one that does not fit which
+need less memory, and those near the best one, in one choice and then in two; then the rest by their bounds. Where
+nothing has fitted yet, those that need least memory come first. Where the budget does not end the search, its answer is
+the optimum of the space under the cost model, or better.
 
 A layout that is tried is planned, and simulated to the end only if it is near the best. Its longest chain of
 operations (`bench.simulate.ahead`) says what its step takes at the least, at the start and at every operation on the
@@ -28,7 +31,7 @@ from bench.predict import Prediction, does_not_fit, predict, quick_step
 from bench.search import Open, Search, choices_of
 from bench.system import KnowsConsequences, KnowsSeeds, get_system
 
-DEFAULT_BUDGET = 256
+DEFAULT_BUDGET = 64
 
 Status = Literal["ok", "infeasible", "slower", "refused", "bound", "budget"]
 

@@ -172,7 +172,7 @@ Budget = Annotated[
         "--budget",
         metavar="NUMBER",
         parser=whole_number,
-        help="Layouts to simulate for each system. Default: 256.",
+        help="Layouts to simulate for each system. Default: 64.",
         show_default=False,
     ),
 ]
