@@ -57,7 +57,7 @@ def placement_bound(placement: Placement, costs: Costs, num_microbatches: int) -
 def bound_by_group(placement: Placement, costs: Costs, num_microbatches: int) -> dict[str, Bound]:
     """`placement_bound` of the busiest rank of every group; of groups that are alike, of one."""
     bare = costs.without_overheads()
-    most = bare.of_placement("most taken", lambda: _most_taken(bare))
+    most = most_taken(bare)
     turns = num_microbatches / placement.directions
     return {
         name: Bound(
@@ -69,8 +69,13 @@ def bound_by_group(placement: Placement, costs: Costs, num_microbatches: int) ->
     }
 
 
-def _most_taken(costs: Costs) -> dict[str, list[float]]:
+def most_taken(costs: Costs) -> dict[str, list[float]]:
     """By group: seconds that a micro-batch takes of each resource, SMS .. NVLINK_IN, on the rank where it is most."""
+    found: dict[str, list[float]] = costs.of_placement("most taken", lambda: _most_taken(costs))
+    return found
+
+
+def _most_taken(costs: Costs) -> dict[str, list[float]]:
     taken = costs.tally.sums(lambda likeness: busy(costs, likeness), np.zeros((5, 1)))
     return {group: each.max(axis=1).tolist() for group, each in taken.items()}
 

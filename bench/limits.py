@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions
-from bench.bound import placement_bound_s
 from bench.case import Batch, Case, CaseSpec, batch_of
 from bench.cost import Costs
+from bench.least import least_step_s
 from bench.placement import Placement
 from bench.predict import COST_FIELDS, new_costs
 from bench.program import Held
@@ -56,7 +56,7 @@ class Limits:
 
     def _shared(self, case: Case, placement: Placement, batch: Batch) -> _Shared:
         costs = new_costs(_in_one_piece(case), placement, batch.num_replicas, self.assumptions)
-        bound_s = partial(placement_bound_s, placement, costs, batch.num_microbatches)
+        bound_s = partial(least_step_s, placement, costs, batch.num_microbatches)
         return _Shared(bound_s, _held(costs, kept_bytes(placement, costs)))
 
 

@@ -11,12 +11,11 @@ from bench.system import KnowsMoves, System
 MAX_DISTANCE = 2
 LESS_ROOM = 0.85
 
-SLOWER = 1.1
-"""A layout is left once its step is sure to take so many times as long as the best, and longer than the second best."""
-
 CLOSE = 1.05
 """A layout whose step takes at most so many times as long as the best is tried once more in the best one's order."""
 
+SLOWER = CLOSE
+"""A layout is left once its step is sure to take so many times as long as the best, and longer than the second best."""
 
 NUM_CLOSE = 6
 """From so many of them, which differ in more than their order, steps are taken as from the best."""
