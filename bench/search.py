@@ -1,6 +1,7 @@
 """Which layout a search looks at next, see `bench.tune`."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from operator import attrgetter, ne
 from typing import NamedTuple
@@ -172,6 +173,7 @@ class _Steps:
         self._fat: list[Layout] = []
         self._fitted: list[tuple[float, Open]] = []
         self._ordered: set[tuple[Layout, Layout]] = set()
+        self._num_taken: Counter[tuple[object, ...]] = Counter()  # steps from layouts of some choices
         self._left_behind: set[tuple[Layout, bool]] = set()  # no step from them is left, of their work alone or of all
 
     def fitted(self, layout: Open, step_s: float) -> None:
@@ -212,8 +214,9 @@ class _Steps:
         return found or self._from_each(kept, best_s, same_work=True) or self._from_each(kept, best_s, same_work=False)
 
     def _from_each(self, layouts: Iterable[Open], best_s: float, *, same_work: bool) -> Open | None:
-        """A step from one of some layouts; with `same_work`, one that changes the order of its work alone."""
-        for layout in layouts:
+        """A step from one of some layouts in turn, the lowest bound first, as it promises most; with `same_work`, one
+        that changes the order of its work alone."""
+        for layout in sorted(layouts, key=lambda layout: (self._num_taken[layout.choices], layout.bound_s)):
             own = layout.case.layout
             if self._system is not None and (own, same_work) not in self._left_behind:
                 steps: Iterable[Layout] = self._system.moves(self._spec, own)
@@ -221,6 +224,7 @@ class _Steps:
                     steps = (step for step in steps if self.choices(step) == layout.choices)
                 found = self._first(steps, best_s)
                 if found is not None:
+                    self._num_taken[layout.choices] += 1
                     return found
                 self._left_behind.add((own, same_work))
         return None

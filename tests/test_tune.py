@@ -41,7 +41,8 @@ def test_the_search_finds_what_trying_everything_finds(system: str) -> None:
 @pytest.mark.parametrize("system", ["ep", "disagmoe"])
 def test_every_layout_of_a_space_can_be_planned(system: str) -> None:
     found = tune(spec(system, "tiny-shared"), ASSUMED, budget=None)
-    assert "refused" not in found.counts()
+    refused = {each.layout for each in found.candidates if each.status == "refused"}  # a step may be
+    assert refused.isdisjoint(get_system(system).space(found.spec))
 
 
 @pytest.mark.parametrize("seq_len", [4096, 8192, 32768])
