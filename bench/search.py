@@ -79,8 +79,7 @@ class Search:
         chosen = self._steps.leaner(self.best_s) or self._explore(hopeful)
         self._stepped = False
         if chosen is None and self.best is not None:
-            steps = self._steps
-            chosen = steps.beside(self.best, self.best_s) or steps.once_more(self.best, self.best_s)
+            chosen = self._steps.next(self.best, self.best_s)
             self._stepped = chosen is not None
         chosen = chosen or self._slimmer(hopeful, self.best_s)
         if chosen is None and self.best is not None:
@@ -168,6 +167,7 @@ class _Steps:
         self._spec = spec
         self._system = system if isinstance(system, KnowsMoves) else None
         self._screened = screened
+        self._from_best = False
         self._from: Layout | None = None
         self._ahead: Iterator[Layout] = iter(())
         self._fat: list[Layout] = []
@@ -183,7 +183,13 @@ class _Steps:
         """It is faster than the best, and does not fit."""
         self._fat.append(layout.case.layout)
 
-    def beside(self, best: Layout, best_s: float) -> Open | None:
+    def next(self, best: Layout, best_s: float) -> Open | None:
+        """From the best and from others that are nearly as fast by turns."""
+        self._from_best = not self._from_best
+        first, second = (self._beside, self._once_more) if self._from_best else (self._once_more, self._beside)
+        return first(best, best_s) or second(best, best_s)
+
+    def _beside(self, best: Layout, best_s: float) -> Open | None:
         """One step away from the best."""
         if self._system is None:
             return None
@@ -200,7 +206,7 @@ class _Steps:
                 return first
         return None
 
-    def once_more(self, best: Layout, best_s: float) -> Open | None:
+    def _once_more(self, best: Layout, best_s: float) -> Open | None:
         """A layout that is nearly as fast as the best, in the order of the best, then in others; then steps from it."""
         if self._system is None:
             return None
