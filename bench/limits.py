@@ -4,30 +4,39 @@ A space has thousands of layouts, and many of them differ in the order alone. Wh
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
 from bench.action import Action, Kind, Pass
 from bench.assumptions import Assumptions
+from bench.bound import placement_bound_s
 from bench.case import Batch, Case, CaseSpec, batch_of
 from bench.cost import Costs
 from bench.least import least_step_s
 from bench.placement import Placement
 from bench.predict import COST_FIELDS, new_costs
 from bench.program import Held
-from bench.system import KnowsInFlight, System, get_system
+from bench.system import IsSerial, KnowsInFlight, System, get_system
 from bench.tally import COMPUTES_AT, Role, times
 
 _IN_PIECES = ("chunks", "comm_sms")
 _choice = attrgetter(*(field for field in COST_FIELDS if field not in _IN_PIECES))
 
 
-class _Shared(NamedTuple):
-    """What layouts that cost the same have in common: seconds of a step, and by group the bytes that are held from the
-    beginning to the end and those that a micro-batch's forwards keep."""
+class Limit(NamedTuple):
+    """Least bytes of a layout's fullest rank, and where the layout may fit, else None: least seconds of its step, and
+    those of its busiest resource alone, which layouts that differ in their order or in their chunks share."""
 
-    bound_s: Callable[[], float]
+    bytes: float
+    step_s: float | None = None
+    busy_s: float | None = None
+
+
+class _Shared(NamedTuple):
+    """What layouts that cost the same have in common: `Limit.step_s` and `busy_s`, and by group the bytes that are held
+    from the beginning to the end and those that a micro-batch's forwards keep."""
+
+    seconds: Callable[[], tuple[float, float]]
     held: tuple[tuple[str, float, float], ...]
 
 
@@ -39,10 +48,11 @@ class Limits:
         self.capacity_bytes = spec.cluster.gpu.memory_bytes
         self.assumptions = assumptions.without_overheads()
         self._in_flight = _in_flight(self.system)
+        self._serial = isinstance(self.system, IsSerial) and self.system.serial
         self._known: dict[tuple[object, ...], _Shared] = {}
 
-    def of(self, case: Case) -> tuple[float | None, float]:
-        """Seconds of a step, None where the layout cannot fit, and bytes of the fullest rank. Raises BadInput."""
+    def of(self, case: Case) -> Limit:
+        """Raises BadInput."""
         placement = self.system.placement(case)
         batch = batch_of(case, placement)
         key = placement, batch.num_replicas, _choice(case.layout)
@@ -51,13 +61,14 @@ class Limits:
             shared = self._known[key] = self._shared(case, placement, batch)
         in_flight = self._in_flight(case)
         least = max(static + in_flight.get(name, 1.0) * kept for name, static, kept in shared.held)
-        # The dearer of the two, and of no use where memory decides.
-        return None if least > self.capacity_bytes else shared.bound_s(), least
+        # Seconds are dearer, and of no use where memory decides.
+        return Limit(least) if least > self.capacity_bytes else Limit(least, *shared.seconds())
 
     def _shared(self, case: Case, placement: Placement, batch: Batch) -> _Shared:
         costs = new_costs(_in_one_piece(case), placement, batch.num_replicas, self.assumptions)
-        bound_s = partial(least_step_s, placement, costs, batch.num_microbatches)
-        return _Shared(bound_s, _held(costs, kept_bytes(placement, costs)))
+        given, serial = (placement, costs, batch.num_microbatches), self._serial
+        held = _held(costs, kept_bytes(placement, costs))
+        return _Shared(lambda: (least_step_s(*given, serial=serial), placement_bound_s(*given)), held)
 
 
 def _in_one_piece(case: Case) -> Case:

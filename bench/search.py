@@ -23,9 +23,11 @@ NUM_CLOSE = 6
 
 
 class Open(NamedTuple):
-    """A layout that may win. `choices` is what it chooses beside the order of its work."""
+    """A layout that may win: least seconds of its step, seconds of its busiest resource, least bytes, and what it
+    chooses beside the order of its work."""
 
     bound_s: float
+    busy_s: float
     least_bytes: float
     case: Case
     choices: tuple[object, ...]
@@ -59,7 +61,7 @@ class Search:
         self.best: Layout | None = None
         self.best_s = self.second_s = float("inf")
         self._seeds = [layout for layout in self.left if layout.case.layout in seeds] if seeds else []
-        self._bounds_seen: set[float] = set()
+        self._busy_seen: set[float] = set()
         self._last: Open | None = None
         self._stepped = False  # whether that was a step from the best
         self._tempting: tuple[float, Open] | None = None  # step time of the fastest that does not fit, and it
@@ -116,7 +118,7 @@ class Search:
         may_fit = fits is not False
         self._room = 1.0 if may_fit else self._room * LESS_ROOM
         if may_fit:
-            self._bounds_seen.add(last.bound_s)
+            self._busy_seen.add(last.busy_s)
         elif step_s is not None and step_s < self.best_s:
             self._steps.too_big(last)
             if not self._stepped and (self._tempting is None or step_s < self._tempting[0]):
@@ -140,14 +142,14 @@ class Search:
         return slimmer
 
     def _explore(self, hopeful: list[Open]) -> Open | None:
-        """A seed, then the lowest bound that is new, for the first half of the budget."""
+        """A seed, then the lowest bound of new work, for the first half of the budget."""
         if not hopeful or (self.budget is not None and self.num_tried >= self.budget // 2):
             return None
         room_bytes = self._room * hopeful[0].case.cluster.gpu.memory_bytes
         for layout in self._seeds:
             if layout.bound_s <= hopeful[-1].bound_s and layout.least_bytes <= room_bytes:
                 return layout
-        new = (layout for layout in hopeful if layout.bound_s not in self._bounds_seen)
+        new = (layout for layout in hopeful if layout.busy_s not in self._busy_seen)
         return next((layout for layout in new if layout.least_bytes <= room_bytes), None)
 
     def _near(self, hopeful: list[Open], best: Layout) -> Open | None:

@@ -64,6 +64,14 @@ class KnowsInFlight(Protocol):
 
 
 @runtime_checkable
+class IsSerial(Protocol):
+    """A system of which a search may know that nothing hides an exchange of tokens."""
+
+    serial: bool
+    """Whether dispatch and combine stand in the queue of the computation."""
+
+
+@runtime_checkable
 class KnowsSeeds(Protocol):
     """A system with a planner of its own: its layouts are simulated first, within the same budget as everybody's."""
 

@@ -2,14 +2,15 @@
 
 Every layout of the system's space gets two cheap lower bounds, on its step time and on its memory; what cannot fit is
 rejected, and what cannot beat the best step time so far is never simulated. The rest is tried within a budget:
-first the seeds of a system that has a planner of its own and the layouts with the lowest bounds, one of each bound
-that fits (layouts that differ in order only share one; after one that does not fit, the next has to leave more room).
+first the seeds of a system that has a planner of its own and the layouts with the lowest bounds, one of each work that
+fits (what keeps its busiest resource as long is taken for the same work in another order; after one that does not fit,
+the next has to leave more room).
 With half the budget spent, or none of them left, a system that knows moves (`bench.system.KnowsMoves`) goes step by
-step from its best layout, also to such as the space does not list, then from others that are nearly as fast; what is
-faster and does not fit is tried in an order that holds less. Then come those near a faster one that does not fit which
-need less memory, and those near the best one, in one choice and then in two; then the rest by their bounds. Where
-nothing has fitted yet, those that need least memory come first. Where the budget does not end the search, its answer is
-the optimum of the space under the cost model, or better.
+step from its best layout and, by turns, from others that are nearly as fast, also to such as the space does not list;
+what is faster and does not fit is tried in an order that holds less. Then come those near a faster one that does not
+fit which need less memory, and those near the best one, in one choice and then in two; then the rest by their bounds.
+Where nothing has fitted yet, those that need least memory come first. Where the budget does not end the search, its
+answer is the optimum of the space under the cost model, or better.
 
 A layout that is tried is planned, and simulated to the end only if it is near the best. Its longest chain of
 operations (`bench.simulate.ahead`) says what its step takes at the least, at the start and at every operation on the
@@ -194,14 +195,14 @@ class _Screen:
     def _of(self, layout: Layout) -> "Open | Candidate":
         case = self.spec.with_layout(layout)
         try:
-            bound, least = self._limits.of(case)
+            limit = self._limits.of(case)
         except BadInput as error:
             if error.fault:
                 raise
             return Candidate(layout, "refused", reason=str(error))
-        if bound is None:
-            return Candidate(layout, "infeasible", None, None, least, does_not_fit(case, least))
-        return Open(bound, least, case, self._choices(layout))
+        if limit.step_s is None or limit.busy_s is None:
+            return Candidate(layout, "infeasible", None, None, limit.bytes, does_not_fit(case, limit.bytes))
+        return Open(limit.step_s, limit.busy_s, limit.bytes, case, self._choices(layout))
 
 
 def screen(spec: CaseSpec, assumptions: Assumptions) -> tuple[list[Open], list[Candidate]]:

@@ -20,6 +20,7 @@ from bench.models import get_model
 from bench.predict import quick_step
 from bench.simulate import simulate
 from bench.system import get_system
+from systems.baselines.ep import ExpertParallel
 
 ASSUMED = get_assumptions()
 COLOCATED = ("megatron", "ep", "tutel", "comet", "megatron-overlap", "dualpipe", "dualpipe-v")
@@ -42,7 +43,7 @@ def test_no_layout_of_a_space_takes_less(system: str, routing: str) -> None:
     for layout in list(get_system(system).space(spec))[::3]:
         case = spec.with_layout(layout)
         try:
-            least, step_s = limits.of(case)[0], quick_step(case, ASSUMED).step_time_s
+            least, step_s = limits.of(case).step_s, quick_step(case, ASSUMED).step_time_s
         except BadInput:
             continue
         assert least is not None and step_s is not None
@@ -75,3 +76,22 @@ def test_a_gradient_sum_comes_behind_the_work() -> None:
     )
     assert sums[0] == 0 < sums[1]
     assert least[1] - updates[1] == pytest.approx(least[0] - updates[0] + sums[1])
+
+
+@pytest.mark.parametrize("system", ["ep", "megatron"])
+def test_what_is_serial_pays_for_its_exchanges(system: str) -> None:
+    """On one stage of one layer kind the bound is all that the compute stream does, which is the whole step."""
+    program, costs = lowered(make_case("ep", ep=4, microbatches=3, seq_len=1 << 16), assumed="datasheet")
+    placement = program.plan.placement
+    least = {serial: least_step_s(placement, costs, 3, serial=serial) for serial in (False, True)}
+    step_s = simulate(program, costs).step_time_s
+    assert least[False] < 0.99 * least[True] <= 0.99 * step_s * (1 + 1e-9)
+    assert least[True] >= 0.95 * step_s
+    assert get_system(system).serial
+
+
+def test_a_class_of_ones_own_is_not_taken_for_serial() -> None:
+    class Mine(ExpertParallel):
+        """It may hide what it likes."""
+
+    assert ExpertParallel.serial and not Mine.serial and not get_system("tutel").serial

@@ -50,7 +50,7 @@ def beside_drawn(
         num_drawn += 1
         case = spec.with_layout(layout)
         try:
-            bound_s, _ = limits.of(case)
+            bound_s = limits.of(case).step_s
             if bound_s is None or bound_s >= fastest_s:
                 continue
             num_simulated += 1

@@ -100,8 +100,12 @@ class Colocated(ABC):
     once more. Layouts that share them share their queues; None where the order may depend on anything, as in every
     class that does not say its own."""
 
+    serial = False
+    """Whether both exchanges stand in the compute stream. As with `order_fields`, every class says it for itself."""
+
     def __init_subclass__(cls) -> None:
         cls.order_fields = cls.__dict__.get("order_fields")
+        cls.serial = cls.__dict__.get("serial", False)
 
     @abstractmethod
     def work(self, stage: Stage, number: int, case: Case, num_microbatches: int) -> Mapping[str, Work]:

@@ -18,6 +18,7 @@ class ExpertParallel(Colocated):
 
     name = "ep"
     order_fields = ("pp", "vpp", "microbatch_group")
+    serial = True
     summary = "expert parallel, serial all-to-alls, 1F1B or interleaved pipeline"
 
     def chunks_in_flight(self, stage: int, layout: Layout, num_microbatches: int) -> int:

@@ -27,6 +27,7 @@ class Megatron(ExpertParallel):
 
     name = "megatron"
     order_fields = ("pp", "vpp", "microbatch_group")
+    serial = True
     summary = "megatron-core's expert parallelism: all-to-all dispatcher, 1F1B or interleaved pipeline"
     defaults: Mapping[str, object] = {"copies": "expert"}
     fields = ExpertParallel.fields | {"microbatch_group"}
