@@ -70,7 +70,7 @@ RUN_ONLY = (["--ranks", "3"], ["--steps", "3"], ["--device", "cpu"], ["--results
         ([*ONE, "--layout", "groups=2", "--set", "gemm=0.5"], "--set", "nothing beside --layout"),
         ([*ONE, "--refine", "run", "--print-schedule"], "--refine", "simulate or none with --print-schedule"),
         ([*ON, "--seq-len-schedule", "64@0.5,128@0.4"], "--seq-len-schedule", "these sum to 0.9"),
-        ([*ON, "--seq-len-schedule", "0:5"], "--seq-len-schedule", "positive"),
+        ([*ON, "--seq-len-schedule", "0:5"], "--seq-len-schedule", "greater than or equal to 2"),
         ([*SCHEDULE, "--time-limit", "1e-9"], "--time-limit", "no allocation was found in that time"),
         ([*ONE, "--time-limit", "1e-9"], "--time-limit", "no allocation was found in that time"),
         ([*ONE, "--time-limit", "0"], "--time-limit", "above 0"),
@@ -82,8 +82,10 @@ RUN_ONLY = (["--ranks", "3"], ["--steps", "3"], ["--device", "cpu"], ["--results
         ([*ON, "--seq-len-schedule", f"64:{LONG}"], "--seq-len-schedule", "LENGTH:STEPS"),
         ([*ON, "--seq-len-schedule", f"64:5,{LONG}:5"], "--seq-len-schedule", "LENGTH:STEPS"),
         ([*ON, "--seq-len-schedule", "128:5,64:5"], "--seq-len-schedule", "ascending"),
-        ([*ON, "--seq-len-schedule", "64:5,-128:5"], "--seq-len-schedule", "positive"),
+        ([*ON, "--seq-len-schedule", "64:5,-128:5"], "--seq-len-schedule", "greater than or equal to 2"),
         ([*ON, "--seq-len-schedule", "64:5,96:5"], "--seq-len-schedule", "that divide the global batch of 1024 tokens"),
+        ([*ON, "--seq-len-schedule", "1:5"], "--seq-len-schedule", "greater than or equal to 2"),
+        ([*ON, "--seq-len", "0"], "--seq-len", "greater than or equal to 2"),
         ([*ON, "--seq-len-schedule", "60:5,64:5"], "--seq-len-schedule", "that divide the global batch of 1024 tokens"),
         ([*ON, "--seq-len-schedule", "64:5,9999999:5"], "--seq-len-schedule", "less than or equal to"),
         ([*ON, "--seq-len-schedule", "9999999:5"], "--seq-len-schedule", "less than or equal to"),
@@ -95,6 +97,11 @@ def test_what_would_go_unheeded_is_refused_in_one_line(words: list[str], field: 
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"moebench: {field}: ")
     assert allowed in line.partition("allowed: ")[2]
+
+
+def test_a_schedule_out_of_order_is_shown_as_it_was_typed() -> None:
+    result = CliRunner().invoke(app, ["plan", "disagmoe", *ON, "--seq-len-schedule", "128:5,64:5"])
+    assert "--seq-len-schedule: '128:5,64:5' is not valid" in result.stderr
 
 
 @pytest.mark.parametrize("given", [["--budget", "3"], ["--time-limit", "3"], ["--refine", "none"]])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,11 +29,13 @@ from systems.disagmoe.planner.allocation import Outcome, allocate, attempt
 from systems.disagmoe.planner.alternatives import alternatives, by_groups
 from systems.disagmoe.planner.choices import Choices
 from systems.disagmoe.planner.explain import explain
+from systems.disagmoe.planner.fitting import Steps
 from systems.disagmoe.planner.neighbours import neighbours
 from systems.disagmoe.planner.problem import RESOURCES, Problem, problem
 from systems.disagmoe.planner.programme import RATE_TOLERANCE
 from systems.disagmoe.planner.refine import Refinement, Try, refine
 from systems.disagmoe.planner.roofline import roofline
+from systems.disagmoe.planner.search import best_of
 from systems.disagmoe.planner.state import held_state
 from systems.disagmoe.planner.tokens import Option, token_costs
 from systems.disagmoe.planner.what_if_words import unequal_in_words
@@ -194,10 +197,20 @@ def test_long_sequences_move_gpus_to_attention() -> None:
 
 
 def test_a_cluster_that_is_too_small_says_what_is_missing_and_what_fits() -> None:
-    with pytest.raises(BadInput, match=r"expert memory constraint cannot hold.*GiB more.*nodes of 8 GPUs would fit"):
-        explain(spec("qwen3-235b", "h800x1", 64, 4096), ASSUMED)
+    too_small = spec("qwen3-235b", "h800x1", 64, 4096)
+    told = r"expert memory constraint cannot hold.*GiB more.*; (\d+) nodes of 8 GPUs would fit"
+    with pytest.raises(BadInput, match=told) as error:
+        explain(too_small, ASSUMED, refinement=False)
+    (fewest,) = re.findall(told, str(error.value))
+
+    def found(num_nodes: int) -> bool:
+        cluster = too_small.cluster.model_copy(update={"num_nodes": num_nodes})
+        outcome = best_of(too_small.model_copy(update={"cluster": cluster}), Steps(ASSUMED), Choices(), 10.0)
+        return outcome.allocation is not None
+
+    assert found(int(fewest)) and not found(int(fewest) - 1)
     one = spec(cluster="h200x1gpu")
-    with pytest.raises(BadInput, match=r"at least 2 GPUs"):
+    with pytest.raises(BadInput, match=r"\(1 GPU\).*at least 2 GPUs"):
         allocate(problem(one, ASSUMED))
 
 

@@ -26,6 +26,7 @@ from systems.disagmoe.planner.what_if_words import kept_in_words, what_if_in_wor
 from systems.disagmoe.planner.what_ifs import WhatIf, kept_plan
 from systems.disagmoe.planner.words import (
     binding_in_words,
+    changed_in_words,
     short,
     short_of,
     split_in_words,
@@ -195,11 +196,11 @@ def test_what_a_split_chooses_otherwise_is_said() -> None:
     found = explain(spec("qwen3-30b", "h800x2", 32, 1024), ASSUMED, refinement=False)
     chosen, (what, *_) = found.allocation, found.what_ifs
     same = what._replace(outcome=Outcome(chosen))
-    assert f"its split stays {short(chosen)}, estimated" in what_if_in_words(same, chosen)
+    assert f"its own split stays {short(chosen)}, estimated" in what_if_in_words(same, chosen)
     near = (replace(chosen, candidate=j) for j in range(len(chosen.problem)))
     other = next(each for each in near if short(each) == short(chosen) and each.layout.recompute == "full")
     full = what_if_in_words(what._replace(outcome=Outcome(other)), chosen)
-    assert f"its split stays {short(chosen)} (" in full and "recompute none -> full" in full
+    assert f"its own split stays {short(chosen)} (" in full and "recompute none -> full" in full
 
 
 def test_a_programme_without_a_plan_that_fits_does_not_say_that_one_does(tight: Explanation) -> None:
@@ -218,6 +219,8 @@ def test_splits_are_named_in_full() -> None:
         and "rounds of 2 micro-batches of 4 sequences" in said
     )
     assert "put off by up to 8" in said and "2 layers at a time" in said
+    assert changed_in_words(Layout.make(groups=5), Layout.make(groups=5, expert_groups=6)) == "expert_groups 5 -> 6"
+    assert changed_in_words(Layout.make(head_group=1), Layout.make()) == "head_group 1 -> as by default"
     shared = Layout.make(groups=4, attention_ranks=16, expert_ranks=8, replicas=2, tp=2, cp=4, expert_groups=3)
     assert short_of(shared) == "p=4:3 M:N=16:8 replicas=2 tp=2 cp=4"
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bench.case import Layout
 from bench.errors import BadInput
 from bench.predict import QuickStep
+from systems.disagmoe.planner.counting import counted
 from systems.disagmoe.planner.problem import RESOURCES, Problem
 from systems.disagmoe.planner.programme import ATTENTION_NICS, EXPERT_NICS, RATE_TOLERANCE, Programme
 
@@ -177,8 +178,8 @@ def infeasible(problem: Problem, excluded: NDArray[np.bool_] | None = None, with
         return BadInput("layout", "every candidate", "a candidate that is not excluded")
     gpus = problem.num_gpus[open_]
     if "GPUs" not in without and gpus.min() > cluster.num_gpus:
-        need = f"at least {gpus.min()} GPUs for {problem.spec.model.name}"
-        return BadInput("cluster", f"{cluster.name} ({cluster.num_gpus} GPUs)", need)
+        need = f"at least {counted(gpus.min(), 'GPU')} for {problem.spec.model.name}"
+        return BadInput("cluster", f"{cluster.name} ({counted(cluster.num_gpus, 'GPU')})", need)
     within = open_ & (problem.num_gpus <= cluster.num_gpus)
     needs = np.maximum(problem.attention_bytes, problem.expert_bytes)[within]
     least = within.nonzero()[0][int(np.argmin(needs))]
@@ -188,7 +189,7 @@ def infeasible(problem: Problem, excluded: NDArray[np.bool_] | None = None, with
     return BadInput(
         "cluster",
         cluster.name,
-        f"more memory or more GPUs: the {side} memory constraint cannot hold; the least that any of {within.sum()} "
-        f"splits of {cluster.num_gpus} GPUs needs by the programme's estimates is {least_gib:.1f} GiB a GPU "
-        f"({fewer}), {least_gib - have:.1f} GiB more than its {have:.1f}",
+        f"more memory or more GPUs: the {side} memory constraint cannot hold; the least that any of "
+        f"{counted(within.sum(), 'split')} of {counted(cluster.num_gpus, 'GPU')} needs by the programme's estimates is "
+        f"{least_gib:.1f} GiB a GPU ({fewer}), {least_gib - have:.1f} GiB more than its {have:.1f}",
     )

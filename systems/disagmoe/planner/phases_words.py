@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.case import Layout
+from systems.disagmoe.planner.counting import counted
 from systems.disagmoe.planner.move import Move
 from systems.disagmoe.planner.schedule import Phase, Schedule
 from systems.disagmoe.planner.tables import Table
-from systems.disagmoe.planner.words import GIB, counted, sooner
+from systems.disagmoe.planner.words import GIB, sooner
 
 Verdict = Literal["first", "same", "must", "never", "pays", "stays"]
 

@@ -30,6 +30,8 @@ from systems.disagmoe.planner.tokens import (
 
 SIDES = ("attention", "expert", "colocated")
 DEFAULT_EXPERT_RANKS = 16
+LEAST_LENGTH = 2
+"""Tokens of the shortest sequence, as of `bench.case.Workload`."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,11 @@ def roofline(
 
 
 def check_lengths(seq_lens: Sequence[int], field: str = "seq-len") -> None:
-    """Raises BadInput where there is none, or they are not positive and ascending."""
+    """Raises BadInput where there is none, or they are too short or not ascending."""
     if not seq_lens:
         raise BadInput(field, "", "at least one sequence length")
-    if min(seq_lens) < 1:
-        raise BadInput(field, min(seq_lens), "a positive number of tokens")
+    if min(seq_lens) < LEAST_LENGTH:
+        raise BadInput(field, min(seq_lens), f"greater than or equal to {LEAST_LENGTH}")
     if any(later <= earlier for earlier, later in pairwise(seq_lens)):
         raise BadInput(field, ",".join(map(str, seq_lens)), "ascending sequence lengths, each once")
 

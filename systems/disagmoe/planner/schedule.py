@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple
 
 from bench.errors import BadInput
-from systems.disagmoe.planner.roofline import check_lengths
+from systems.disagmoe.planner.roofline import LEAST_LENGTH, check_lengths
 
 FIELD = "seq-len-schedule"
 MOST_STEPS = 10**12
@@ -41,7 +41,12 @@ def parse_schedule(text: str) -> Schedule:
     """
     mixed = "@" in text
     phases = [_phase(word, "@" if mixed else ":") for word in text.split(",")]
-    check_lengths([phase.seq_len for phase in phases], FIELD)
+    lengths = [phase.seq_len for phase in phases]
+    try:
+        check_lengths(lengths, FIELD)
+    except BadInput as error:
+        # Of several lengths together, what was typed.
+        raise BadInput(FIELD, text if min(lengths) >= LEAST_LENGTH else error.value, error.allowed) from None
     if mixed:
         total = sum(phase.num_steps for phase in phases)
         weights = all(phase.num_steps.is_integer() for phase in phases)

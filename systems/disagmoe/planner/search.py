@@ -11,10 +11,11 @@ from bench.timing import Evaluate
 from systems.disagmoe.planner.allocation import DEFAULT_LIMIT_S, Allocation, Outcome
 from systems.disagmoe.planner.alternatives import by_groups, by_replicas
 from systems.disagmoe.planner.choices import Choices
+from systems.disagmoe.planner.counting import counted
 from systems.disagmoe.planner.fitting import Steps, attempt_fit, fit
 from systems.disagmoe.planner.problem import Problem, problem
 from systems.disagmoe.planner.refine import DEFAULT_BUDGET, Refinement, refine
-from systems.disagmoe.planner.words import counted, short
+from systems.disagmoe.planner.words import short
 
 NUM_SEEDS = 3
 MOST_NODES_FACTOR = 64
@@ -143,21 +144,32 @@ def best_of(spec: CaseSpec, steps: Steps, choices: Choices, time_limit_s: float)
 
 
 def _with_what_fits(error: BadInput, spec: CaseSpec, steps: Steps, choices: Choices, time_limit_s: float) -> BadInput:
-    """The error, with the first of twice, four times, ... the cluster that has a split whose plan fits."""
+    """The error, with the fewest nodes that have a split whose plan fits: among doublings, and between the last two."""
     if error.field != "cluster":
         return error
-    factor = 2
-    while factor <= MOST_NODES_FACTOR:
-        cluster = spec.cluster.model_copy(update={"num_nodes": spec.cluster.num_nodes * factor})
-        larger = spec.model_copy(update={"cluster": cluster})
-        outcome = best_of(larger, steps, choices, time_limit_s)
-        if outcome.timed_out:
-            return BadInput(error.field, error.value, f"{error.allowed}; what would fit was not found in time")
-        if outcome.allocation is not None:
-            size = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs"
-            return BadInput(
-                error.field, error.value, f"{error.allowed}; {size} would fit ({short(outcome.allocation)})"
-            )
-        factor *= 2
-    most = f"{spec.cluster.num_nodes * MOST_NODES_FACTOR} nodes"
-    return BadInput(error.field, error.value, f"{error.allowed}; even {most} would not do")
+
+    def on(num_nodes: int) -> tuple[Outcome, str]:
+        cluster = spec.cluster.model_copy(update={"num_nodes": num_nodes})
+        outcome = best_of(spec.model_copy(update={"cluster": cluster}), steps, choices, time_limit_s)
+        return outcome, f"{counted(num_nodes, 'node')} of {counted(cluster.gpus_per_node, 'GPU')}"
+
+    def told(what: str) -> BadInput:
+        return BadInput(error.field, error.value, f"{error.allowed}; {what}")
+
+    too_few, enough = spec.cluster.num_nodes, 2 * spec.cluster.num_nodes
+    while (found := on(enough))[0].allocation is None:
+        if found[0].timed_out:
+            return told("what would fit was not found in time")
+        too_few, enough = enough, 2 * enough
+        if enough > spec.cluster.num_nodes * MOST_NODES_FACTOR:
+            return told(f"even {counted(too_few, 'node')} would not do")
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        fewer = on(middle)
+        if fewer[0].allocation is None:
+            too_few = middle
+        else:
+            enough, found = middle, fewer
+    fits = found[0].allocation
+    assert fits is not None
+    return told(f"{found[1]} would fit ({short(fits)})")

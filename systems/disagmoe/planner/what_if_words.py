@@ -24,7 +24,9 @@ def what_if_in_words(what: "WhatIf", chosen: Allocation) -> str:
             nothing = f"of the {len(what.outcome.cuts)} fastest splits none fits when simulated"
         return f"{what.condition}: {kept}by the programme, {nothing}."
     same = short(other) == short(chosen)
-    split = f"its split {'stays' if same else 'becomes'} {short(other)}{_other_choices(other.layout, chosen.layout)}"
+    split = (
+        f"its own split {'stays' if same else 'becomes'} {short(other)}{_other_choices(other.layout, chosen.layout)}"
+    )
     return f"{what.condition}: {kept}by the programme, {split}, {_estimated(what)}{not_proven(chosen, other)}."
 
 

@@ -6,6 +6,7 @@ from bench.case import CaseSpec, Layout
 from bench.predict import GIB, QuickStep
 from systems.disagmoe.placement import replica_size
 from systems.disagmoe.planner.allocation import Allocation, Outcome
+from systems.disagmoe.planner.counting import counted
 from systems.disagmoe.planner.refine import Refinement, Try
 
 if TYPE_CHECKING:
@@ -26,11 +27,6 @@ def short_of(layout: Layout) -> str:
     said = f"p={depth} M:N={layout.attention_ranks}:{layout.expert_ranks} replicas={layout.replicas or 1}"
     shares = (f" {name}={getattr(layout, name)}" for name in ("tp", "cp") if getattr(layout, name) != 1)
     return said + "".join(shares)
-
-
-def counted(number: float, thing: str) -> str:
-    """``1 group``, ``2 groups``."""
-    return f"{number:.0f} {thing}{'s' * (number != 1)}"
 
 
 def percent(share: float) -> str:
@@ -62,7 +58,7 @@ def split_in_words(layout: Layout, spec: CaseSpec) -> str:
     held = f" of {layout.mbs} sequences" if layout.mbs > 1 else ""
     return (
         f"{m} attention and {counted(n, 'expert GPU')} in each of {groups}, {counted(replicas, 'replica')}: "
-        f"{used} of {spec.cluster.num_gpus} GPUs, rounds of {rounds}{held} (of {microbatches}), "
+        f"{used} of {counted(spec.cluster.num_gpus, 'GPU')}, rounds of {rounds}{held} (of {microbatches}), "
         f"recompute={layout.recompute}, copies={layout.copies}{_also(layout)}."
     )
 
@@ -201,7 +197,13 @@ def busy_in_words(plan: "PlannedStep", spec: CaseSpec) -> str:
 def changed_in_words(before: Layout, after: Layout) -> str:
     """Fields in which two layouts differ: ``round_length 8 -> 4, recompute none -> full``."""
     fields = (name for name in Layout.model_fields if getattr(before, name) != getattr(after, name))
-    return ", ".join(f"{name} {getattr(before, name)} -> {getattr(after, name)}" for name in fields)
+    return ", ".join(f"{name} {_field(before, name)} -> {_field(after, name)}" for name in fields)
+
+
+def _field(layout: Layout, name: str) -> object:
+    """A value as people read it: as many expert groups as attention groups are that number, and nothing is no None."""
+    value = layout.groups if name == "expert_groups" and layout.expert_groups is None else getattr(layout, name)
+    return "as by default" if value is None else value
 
 
 def refined_in_words(refinement: Refinement, seed: Try | None, chosen: Allocation, source: str) -> str:
