@@ -15,6 +15,8 @@ from bench.computation import ComputationCosts
 from bench.memory import Recipe
 from bench.state import State
 
+_FP32, _MIXED = Recipe(weight_bytes=4, main_weight_bytes=0), Recipe()
+
 
 @dataclass(frozen=True, eq=False)
 class Costs(ComputationCosts):
@@ -72,7 +74,7 @@ class Costs(ComputationCosts):
     @cached_property
     def recipe(self) -> Recipe:
         """Bytes a parameter takes; fp32 needs no main copy."""
-        return Recipe(weight_bytes=4, main_weight_bytes=0) if self.case.workload.dtype == "fp32" else Recipe()
+        return _FP32 if self.case.workload.dtype == "fp32" else _MIXED
 
     @cached_property
     def _state(self) -> State:

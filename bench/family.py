@@ -5,7 +5,7 @@ micro-batch, nor on the chunk. Replica 0 stands for all replicas: its ranks lie 
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -93,7 +93,10 @@ class Family:
 
     def of_work(self, what: str, likeness: Likeness, make: Callable[[list[Action]], Any]) -> Any:
         """`of_likeness` of what depends on compute actions alone."""
-        return self._cached((what, likeness.work), lambda: make(self.actions_of(likeness)))
+        key = what, likeness.work
+        if key not in self._work:
+            self._work[key] = make(self.actions_of(likeness))
+        return self._work[key]
 
     def of_placement(self, what: str, make: Callable[[], Any]) -> Any:
         """What `make` gives for the whole placement, made once for all cases where its actions cost the same."""
@@ -186,6 +189,11 @@ class Family:
         key = ("whole", self.recompute, self.case.layout.offloads_activations)
         found: dict[Hashable, Any] = self._passes.setdefault(key, {})
         return found
+
+    @cached_property
+    def _work(self) -> dict[Hashable, Any]:
+        """`_cache`, one for copies a rank and copies a node: ranks compute the same, and only the way there differs."""
+        return replace(self, copies="rank")._cache if self.copies == "node" and self.routes.even else self._cache
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._passes:

@@ -29,8 +29,9 @@ def require_fits_here(case: Case, *, with_reference: bool, ranks_per_gpu: int = 
     else:
         import psutil
 
-        kept = kept_bytes(placement, costs)
-        of_replica = sum(group.size * (_own_bytes(costs, group.name) + kept[group.name]) for group in placement.groups)
+        kept = kept_bytes(costs)
+        like = costs.tally.like
+        of_replica = sum(g.size * (_own_bytes(costs, g.name) + kept[like[g.name]]) for g in placement.groups)
         least = batch_of(case, placement).num_replicas * of_replica
         least += REFERENCE_BYTES * num_parameters(case.model)[0] if with_reference else 0
         there, where = float(psutil.virtual_memory().available), "this machine, free"

@@ -33,11 +33,22 @@ class Limit(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """What layouts that cost the same have in common: `Limit.step_s` and `busy_s`, and by group the bytes that are held
-    from the beginning to the end and those that a micro-batch's forwards keep."""
+    """What layouts that cost the same have in common: `Limit.step_s` and `busy_s`, and what is held."""
 
     seconds: Callable[[], tuple[float, float]]
-    held: tuple[tuple[str, float, float], ...]
+    held: "tuple[_HeldBytes, ...]"
+
+
+class _HeldBytes(NamedTuple):
+    """Of groups that are alike: bytes held from beginning to end, and those that a micro-batch's forwards keep."""
+
+    groups: tuple[str, ...]
+    static: float
+    kept: float
+
+    def least(self, in_flight: Mapping[str, float]) -> float:
+        """Bytes of the fullest, with so many micro-batches in flight by group, 1 where not told."""
+        return self.static + max(in_flight.get(name, 1.0) for name in self.groups) * self.kept
 
 
 class Limits:
@@ -60,15 +71,14 @@ class Limits:
         if shared is None:
             shared = self._known[key] = self._shared(case, placement, batch)
         in_flight = self._in_flight(case)
-        least = max(static + in_flight.get(name, 1.0) * kept for name, static, kept in shared.held)
+        least = max(held.least(in_flight) for held in shared.held)
         # Seconds are dearer, and of no use where memory decides.
         return Limit(least) if least > self.capacity_bytes else Limit(least, *shared.seconds())
 
     def _shared(self, case: Case, placement: Placement, batch: Batch) -> _Shared:
         costs = new_costs(_in_one_piece(case), placement, batch.num_replicas, self.assumptions)
         given, serial = (placement, costs, batch.num_microbatches), self._serial
-        held = _held(costs, kept_bytes(placement, costs))
-        return _Shared(lambda: (least_step_s(*given, serial=serial), placement_bound_s(*given)), held)
+        return _Shared(lambda: (least_step_s(*given, serial=serial), placement_bound_s(*given)), _held(costs))
 
 
 def _in_one_piece(case: Case) -> Case:
@@ -86,30 +96,28 @@ def least_bytes(case: Case, placement: Placement, costs: Costs) -> float:
     many micro-batches more as the system says.
     """
     in_flight = _in_flight(get_system(case.system))(case)
-    held = _held(costs, kept_bytes(placement, costs))
-    return max(static + in_flight.get(name, 1.0) * kept for name, static, kept in held)
+    return max(held.least(in_flight) for held in _held(costs))
 
 
 def _in_flight(system: System) -> Callable[[Case], Mapping[str, float]]:
     return system.in_flight if isinstance(system, KnowsInFlight) else lambda _: {}
 
 
-def _held(costs: Costs, kept: Mapping[str, float]) -> tuple[tuple[str, float, float], ...]:
-    """By group: its name, static bytes, and what it keeps."""
-    like = costs.tally.like
-    return tuple((name, costs.static_bytes(like[name]), held) for name, held in kept.items())
+def _held(costs: Costs) -> tuple[_HeldBytes, ...]:
+    alike = costs.tally.alike
+    return tuple(_HeldBytes(alike[name], costs.static_bytes(name), kept) for name, kept in kept_bytes(costs).items())
 
 
-def kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
-    """For each group, what the forwards of one micro-batch in each direction keep on its least loaded rank.
+def kept_bytes(costs: Costs) -> dict[str, float]:
+    """For one group of every kind, what the forwards of a micro-batch in each direction keep on its least loaded rank.
 
     A bound on memory must hold for every rank.
     """
-    found: dict[str, float] = costs.of_placement("kept", lambda: _kept_bytes(placement, costs))
+    found: dict[str, float] = costs.of_placement("kept", lambda: _kept_bytes(costs))
     return found
 
 
-def _kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
+def _kept_bytes(costs: Costs) -> dict[str, float]:
     def kept(actions: list[Action]) -> dict[Role, float]:
         return {
             COMPUTES_AT[action.kind]: times(action, costs.chunks) * float(costs.held_bytes(Held.FORWARD, action).min())
@@ -117,6 +125,4 @@ def _kept_bytes(placement: Placement, costs: Costs) -> dict[str, float]:
             if action.pass_ is Pass.F and action.kind in (Kind.ATTENTION, Kind.EXPERT)
         }
 
-    counted = costs.tally
-    sums = counted.sums(lambda likeness: costs.of_work("kept", likeness, kept), 0.0)
-    return {group.name: sums[counted.like[group.name]] for group in placement.groups}
+    return costs.tally.sums(lambda likeness: costs.of_work("kept", likeness, kept), 0.0)

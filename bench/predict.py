@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,15 +103,11 @@ def costs_of(case: Case, placement: Placement, assumptions: Assumptions) -> Cost
 
 def new_costs(case: Case, placement: Placement, num_replicas: int, assumptions: Assumptions) -> Costs:
     """`costs_of` of a case of which it is known that no other layout shares its costs."""
-    return _costs(case.model, case.cluster, case.workload, case.layout, placement, num_replicas, assumptions)
+    return _costs(case, placement, num_replicas, assumptions)
 
 
 @lru_cache(maxsize=256)
-def _known_costs(*given: Any) -> Costs:
-    return _costs(*given)
-
-
-def _costs(
+def _known_costs(
     model: Model,
     cluster: Cluster,
     workload: Workload,
@@ -120,9 +116,15 @@ def _costs(
     num_replicas: int,
     assumptions: Assumptions,
 ) -> Costs:
+    case = Case(model=model, cluster=cluster, workload=workload, system="any", layout=layout)
+    return _costs(case, placement, num_replicas, assumptions)
+
+
+def _costs(case: Case, placement: Placement, num_replicas: int, assumptions: Assumptions) -> Costs:
+    layout = case.layout
     kind = partial(FusedCosts, comm_sms=layout.comm_sms) if layout.comm_sms else Costs
     return kind(
-        Case(model=model, cluster=cluster, workload=workload, system="any", layout=layout),
+        case,
         placement,
         copies=layout.copies,
         recompute=layout.recompute,

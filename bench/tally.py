@@ -86,11 +86,13 @@ class _Once:
 
 class Tally(NamedTuple):
     """`plays`: for one group of every kind, how often it has a role in a likeness; `like`: the group that stands for
-    each; `of_layer` [directions, 1 + layers]: number of the likeness, first that of the model's ends."""
+    each; `alike`: the groups that each of `plays` stands for; `of_layer`
+    [directions, 1 + layers]: number of the likeness, first that of the model's ends."""
 
     likenesses: tuple[Likeness, ...]
     plays: dict[str, dict[tuple[int, Role], int]]
     like: dict[str, str]
+    alike: dict[str, tuple[str, ...]]
     of_layer: NDArray[np.int64]
 
     def sums(self, of: Callable[[Likeness], Mapping[Role, Value]], nothing: Value) -> dict[str, Value]:
@@ -156,7 +158,8 @@ def tally(model: Model, placement: Placement, nodes: Nodes, layers_alike: bool) 
         like[group.name] = first.setdefault((group.size, frozenset(mine.items())), group.name)
         if like[group.name] == group.name:
             plays[group.name] = mine
-    return Tally(tuple(likenesses), plays, like, of_layer)
+    alike = {name: tuple(other for other, stands in like.items() if stands == name) for name in plays}
+    return Tally(tuple(likenesses), plays, like, alike, of_layer)
 
 
 def actions_of(model: Model, placement: Placement, likeness: Likeness, recompute: str) -> list[Action]:

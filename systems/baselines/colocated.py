@@ -95,6 +95,10 @@ class Colocated(ABC):
         | {"ranks_over_nodes"}
     )
 
+    recomputes: tuple[str, ...] = RECOMPUTE
+    all_copies: tuple[str, ...] = ()
+    """What the space has of them; copies: none where all worthwhile ones are."""
+
     order_fields: tuple[str, ...] | None = None
     """Layout fields that decide the order of the work, beside micro-batches, stages and whether the backward dispatches
     once more. Layouts that share them share their queues; None where the order may depend on anything, as in every
@@ -148,7 +152,7 @@ class Colocated(ABC):
                 # Sequences that are shared come one at a time.
                 dealt = [(mbs, tp, cp) for tp, cp in shares for mbs in ((1, 2) if tp * cp == 1 else (1,))]
                 dealt_and_held = [(*deal, offload) for deal in dealt for offload in worthwhile_offloads(spec, deal[0])]
-                choices = product(dealt_and_held, chunks, RECOMPUTE, all_copies)
+                choices = product(dealt_and_held, chunks, self.recomputes, self.all_copies or all_copies)
                 for (mbs, tp, cp, offload), vpp, recompute, copies in choices:
                     num_microbatches, left = divmod(sequences, replicas * ep // (tp * cp) * mbs)
                     interleaves = pp > 1 and pp * vpp <= model.num_layers and num_microbatches % pp == 0

@@ -11,9 +11,9 @@ Recomputation is that of a whole layer from its input, exchange and all (recompu
 `redispatch` here. It runs the combine once more as well, whose result nobody reads: left out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from bench.case import Case, CaseSpec, Layout
+from bench.case import Case
 from bench.errors import BadInput
 from bench.placement import Placement
 from systems.baselines.ep import ExpertParallel
@@ -30,17 +30,10 @@ class Megatron(ExpertParallel):
     serial = True
     summary = "megatron-core's expert parallelism: all-to-all dispatcher, 1F1B or interleaved pipeline"
     defaults: Mapping[str, object] = {"copies": "expert"}
+    recomputes, all_copies = RECOMPUTE, ("expert",)
     fields = ExpertParallel.fields | {"microbatch_group"}
     trainers = ("native", "plan")
     native = "systems.megatron_core.trainer:MegatronTrainer"
-
-    def space(self, spec: CaseSpec) -> Iterator[Layout]:
-        seen = set()
-        for choice in super().space(spec):
-            layout = choice.model_copy(update={"copies": "expert"})
-            if layout.recompute in RECOMPUTE and layout not in seen:
-                seen.add(layout)
-                yield layout
 
     def placement(self, case: Case) -> Placement:
         layout = case.layout

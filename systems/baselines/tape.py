@@ -13,10 +13,10 @@ from systems.baselines.interleaved import Turn, Turns
 Streams = dict[str, list[Action]]
 Written = dict[str, Codes]
 Write = Callable[..., Streams]
-"""What turns do, by stream. Depends on a turn's pass and chunk, and on whether its micro-batch is even."""
+"""What turns do, by stream. Depends on a turn's pass and chunk; its micro-batch is a number to be written, no more."""
 
 _APART = 1 << 20
-"""Numbers of the micro-batches of a written piece lie as far apart; even, as a direction is told by the last bit."""
+"""Numbers of the micro-batches of a written piece lie as far apart."""
 
 
 class _Piece(NamedTuple):
@@ -51,10 +51,10 @@ class Tape:
     def add_all(self, *turns: Turns | None) -> None:
         """Appends what the first of each do together, then the second of each, and so on."""
         num = next(len(each.chunk) for each in turns if each is not None)
-        keys = np.zeros((num, 3 * len(turns)), dtype=np.int64)
+        keys = np.zeros((num, 2 * len(turns)), dtype=np.int64)
         for i, each in enumerate(turns):
             if each is not None:
-                keys[:, 3 * i : 3 * i + 3] = np.stack([each.pass_, each.chunk, each.microbatch % 2], axis=1)
+                keys[:, 2 * i : 2 * i + 2] = np.stack([each.pass_, each.chunk], axis=1)
         limits = keys.max(axis=0, initial=0) + 1
         _, first, which = np.unique(
             np.ravel_multi_index(tuple(keys.T), tuple(limits)), return_index=True, return_inverse=True
@@ -65,7 +65,7 @@ class Tape:
 
     def _number(self, turns: Sequence[Turn | None], write: Write | None) -> int:
         """The number of the piece that turns write."""
-        key = write, *(turn and (int(turn.pass_), turn.chunk, turn.microbatch % 2) for turn in turns)
+        key = write, *(turn and (int(turn.pass_), turn.chunk) for turn in turns)
         if key not in self._known:
             self._known[key] = len(self._pieces)
             self._pieces.append(_piece(write or self._write, turns))
@@ -95,7 +95,7 @@ class Tape:
 
 
 def _piece(write: Write, turns: Sequence[Turn | None]) -> dict[str, _Piece]:
-    apart = [turn and turn._replace(microbatch=turn.microbatch % 2 + i * _APART) for i, turn in enumerate(turns)]
+    apart = [turn and turn._replace(microbatch=i * _APART) for i, turn in enumerate(turns)]
     found = {}
     for stream, actions in write(*apart).items():
         if actions:
