@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from cases import make_case
 
 from bench.trial import Trial
@@ -99,7 +100,12 @@ def launch(results: Path, *options: str, cases: int = 4, **env: str) -> subproce
 RUN = ("--executor", "local", "--backend", "run", "--steps")
 
 
-def wait_until(true: Callable[[], object], patience_s: float = 120.0) -> None:
+PATIENCE_S = 280.0
+"""Of tests that wait for processes: where all goes well they take a small part of it, also on a busy machine."""
+PATIENT = pytest.mark.timeout(3 * PATIENCE_S)
+
+
+def wait_until(true: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < end, "waited in vain"

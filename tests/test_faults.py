@@ -41,7 +41,7 @@ STEPS = 100_000  # more than anybody waits for
 def broken_run(
     folder: Path,
     fault: Callable[[RankPool], None],
-    timeout_s: float = 60.0,
+    timeout_s: float = 200.0,
     name: str = "ep",
     **options: object,
 ) -> tuple[Trial, float]:
@@ -79,19 +79,19 @@ def test_a_rank_that_is_killed(name: str, tmp_path: Path) -> None:
     assert "rank 2 (process " in trial.message
     assert "signal SIGKILL" in trial.message
     assert_every_rank_said(trial)
-    assert seconds < 30
+    assert seconds < 100  # long before the time limit
 
 
 @pytest.mark.parametrize("name", ["ep", MEGATRON])
 def test_a_rank_that_is_stopped(name: str, tmp_path: Path) -> None:
     """SIGSTOP: its process is there, and answers nothing, not even the signal that asks where it is."""
-    trial, seconds = broken_run(tmp_path, lambda pool: os.kill(pool.pids[1], signal.SIGSTOP), timeout_s=3, name=name)
+    trial, seconds = broken_run(tmp_path, lambda pool: os.kill(pool.pids[1], signal.SIGSTOP), timeout_s=10, name=name)
     assert trial.status == "hang"
     assert "the process of rank 1 is stopped" in trial.message
     assert_every_rank_said(trial)
     doing = "compute in " if name == "ep" else ""
     assert any(" in step " in line and doing in line for line in trial.last_actions)
-    assert seconds < 30
+    assert seconds < 100
 
 
 def test_a_rank_that_runs_out_of_memory(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_from_the_command_line_a_hang_ends_in_time_and_the_run_goes_on(tmp_path:
     ranks = [pid for pid in group if parent_of(parent_of(pid)) == process.pid]
     assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGSTOP)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=150)
     assert process.returncode == 1
     wait_until_gone(group)
     lines = said.splitlines()

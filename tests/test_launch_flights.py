@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import RUN, events, held_in_an_action, job_of, launch, ranks_of, task, wait_until
+from launching import PATIENCE_S, PATIENT, RUN, events, held_in_an_action, job_of, launch, ranks_of, task, wait_until
 
 from bench.execute.flight import Flight, Phase, read_slots
 from bench.results import read_trials
@@ -44,6 +44,7 @@ def test_a_task_was_running_until_it_ended(ledger: Ledger) -> None:
     assert not folder.was_running(0, first.key)
 
 
+@PATIENT
 @pytest.mark.slow
 def test_the_record_of_a_killed_rank_has_the_last_actions_of_all(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
@@ -56,7 +57,7 @@ def test_the_record_of_a_killed_rank_has_the_last_actions_of_all(tmp_path: Path)
         last = next(one for one in ranks if one.environ()["SUBMITIT_LOCAL_GLOBALID"] == "1")
         held = held_in_an_action(*_jobs(tmp_path), 1, last)
         last.kill()
-        out, err = sweep.communicate(timeout=100)
+        out, err = sweep.communicate(timeout=PATIENCE_S)
     finally:
         sweep.kill()
         sweeps.withdraw(Ledger(tmp_path), None)

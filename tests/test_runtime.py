@@ -259,10 +259,10 @@ def test_the_rank_that_knows_why_is_heard_first(pool: RankPool) -> None:
 
 
 def test_a_step_that_hangs_says_where(pool: RankPool) -> None:
-    run = parse("ep tiny microbatches=1").with_(timeout_s=1.5)
+    run = parse("ep tiny microbatches=1").with_(timeout_s=5.0)
     with pytest.raises(RankError) as caught:
         pool.run(step_with_fault, run, 0, (Kind.HEAD, 0), "hangs", world_size=run.world_size)
-    assert "TimeoutError: no end within 1.5 s" in str(caught.value)
+    assert "TimeoutError: no end within 5 s" in str(caught.value)
     assert "S0 head:F0.0" in str(caught.value)
 
 

@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 from cases import make_case
-from launching import RUN, finished_process, launch, one_record_each, ranks_of, started, sweep_of, task, wait_until
+from launching import (
+    PATIENCE_S,
+    PATIENT,
+    RUN,
+    finished_process,
+    launch,
+    one_record_each,
+    ranks_of,
+    started,
+    sweep_of,
+    task,
+    wait_until,
+)
 
 from bench.errors import BadInput
 from bench.trial import Trial
@@ -100,21 +112,28 @@ def test_the_local_executor_runs_packs_in_processes_of_their_own(tmp_path: Path)
     assert one.label.startswith("ep tiny") and found.path == job and found.logs(element)
 
 
+@PATIENT
 @pytest.mark.slow
 def test_ctrl_c_leaves_jobs_running_and_the_same_command_watches_again(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     first = launch(tmp_path, *RUN, "30", cases=1)
     wait_until(lambda: started(tmp_path))
-    first.send_signal(signal.SIGINT)
-    _, err = first.communicate(timeout=60)
-    assert first.returncode == 130 and "jobs go on" in err and err.count("\n") == 1
-    assert ranks_of(tmp_path)
-    out, err = launch(tmp_path, *RUN, "30", "--json", cases=1).communicate(timeout=200)
+    (rank,) = [one for one in ranks_of(tmp_path) if "experiments.launch.job" in one.cmdline()]
+    rank.suspend()  # so that it does not end by itself
+    try:
+        first.send_signal(signal.SIGINT)
+        _, err = first.communicate(timeout=PATIENCE_S)
+        assert first.returncode == 130 and "jobs go on" in err and err.count("\n") == 1
+        assert rank.is_running() and rank in ranks_of(tmp_path)
+    finally:
+        rank.resume()
+    out, err = launch(tmp_path, *RUN, "30", "--json", cases=1).communicate(timeout=PATIENCE_S)
     assert json.loads(out)["statuses"] == {"ok": 1}, err
     assert [path.name.split(".")[1] for path in (tmp_path / "launch" / "claims").iterdir()] == ["0001"]
     wait_until(lambda: not ranks_of(tmp_path))
 
 
+@PATIENT
 @pytest.mark.slow
 def test_a_killed_local_rank_is_replaced_and_a_cancelled_sweep_leaves_nothing(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
@@ -125,7 +144,7 @@ def test_a_killed_local_rank_is_replaced_and_a_cancelled_sweep_leaves_nothing(tm
     wait_until(lambda: len(list(tmp_path.glob("launch/jobs/*/submitted"))) == 2)
     ledger = Ledger(tmp_path)
     assert sweeps.withdraw(ledger, None) == ("tiny-run", 1)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1 and "the sweep was cancelled" in err
     assert "the job failed (signal 9); attempt 2 of 3" in out
     wait_until(lambda: not ranks_of(tmp_path))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import ROOT, RUN, events, job_of, launch, ranks_of, started, task, wait_until
+from launching import PATIENCE_S, PATIENT, ROOT, RUN, events, job_of, launch, ranks_of, started, task, wait_until
 
 from experiments.launch import sweeps
 from experiments.launch.ledger import Ledger
@@ -100,6 +100,7 @@ def test_status_tells_a_job_that_is_starting_from_one_that_is_busy(
     assert now.counts == {"running": 1, "waiting": 1} and now.waiting == {"behind others in a running job": 1}
 
 
+@PATIENT
 @pytest.mark.slow
 def test_who_watches_a_sweep_sees_it_cancelled(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
@@ -110,8 +111,8 @@ def test_who_watches_a_sweep_sees_it_cancelled(tmp_path: Path) -> None:
         assert (running["counts"], len(running["running"]), running["cancelled"]) == ({"running": 1}, 1, False)
         watcher = begin(tmp_path, "status", "--watch")
         assert json.loads(ask(tmp_path, "cancel", "--json")) == {"kind": "cancel", "name": "tiny-run", "jobs": 1}
-        shown, _ = watcher.communicate(timeout=100)
-        _, err = sweep.communicate(timeout=100)
+        shown, _ = watcher.communicate(timeout=PATIENCE_S)
+        _, err = sweep.communicate(timeout=PATIENCE_S)
     finally:
         sweep.kill()
     assert watcher.returncode == 0 and "cancelled; `moebench sweep` goes on with it" in shown
