@@ -8,6 +8,7 @@ import typer
 if TYPE_CHECKING:
     from bench.case import CaseSpec, Layout
     from bench.clusters import Cluster
+    from bench.evaluate import CostModel
 
 DEFAULT_BATCH_TOKENS = 1 << 22
 DEFAULT_SEQUENCES_PER_GPU = 32
@@ -211,6 +212,19 @@ def budget_of(number: int | None) -> int:
 def words_of(pairs: list[str] | None) -> list[str]:
     """Pairs one by one, also where several stand in one quoted word."""
     return [word for pair in pairs or [] for word in pair.split()]
+
+
+def cost_model(name: str | None, pairs: list[str] | None) -> "CostModel":
+    """The set of that name with the pairs of --set put in. Raises BadInput, of the option that is wrong."""
+    from bench.errors import BadInput
+    from bench.evaluate import CostModel
+
+    CostModel.named(name)
+    try:
+        return CostModel.named(name, words_of(pairs))
+    except BadInput as error:
+        key = error.field.partition(".")[2]
+        raise BadInput("--set", f"{key}={error.value}" if key else error.value, error.allowed) from None
 
 
 def layout_of(system: str, pairs: list[str] | None) -> "Layout | None":

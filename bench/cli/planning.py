@@ -91,9 +91,7 @@ class Asked:
 
     def costs(self) -> "CostModel":
         """Raises BadInput."""
-        from bench.evaluate import CostModel
-
-        return CostModel.named(self.assumptions, options.words_of(self.set_))
+        return options.cost_model(self.assumptions, self.set_)
 
     def given(self) -> "Layout | None":
         """The layout that was asked for. Raises BadInput."""

@@ -43,7 +43,6 @@ def roofline(
     from bench.cli.output import print_json, require_folder
     from bench.clusters import get_cluster
     from bench.errors import BadInput, unknown
-    from bench.evaluate import CostModel
     from bench.models import get_model
     from systems.disagmoe.planner import roofline as planner
 
@@ -55,7 +54,7 @@ def roofline(
     for field, given in (("copies", ways), ("top-k", top_ks)):
         if len(set(given)) < len(given):
             raise BadInput(field, ",".join(map(str, given)), "each once")
-    costs = CostModel.named(assumptions, options.words_of(set_))
+    costs = options.cost_model(assumptions, set_)
     place = get_cluster(cluster)
     if out is not None:
         require_folder("out", out)
