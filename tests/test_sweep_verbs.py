@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from launching import PATIENCE_S, PATIENT, ROOT, RUN, events, job_of, launch, ranks_of, started, task, wait_until
 
+from bench.case import CaseSpec
+from bench.trial import content_id
 from experiments.launch import sweeps
 from experiments.launch.ledger import Ledger
+from experiments.launch.work import Settings, Task
 
 
 def begin(results: Path, verb: str, *options: str) -> subprocess.Popen[str]:
@@ -55,6 +58,18 @@ def test_status_and_logs_of_what_is_done(tmp_path: Path) -> None:
     assert str(job["script"]) in ask(tmp_path, "logs", case_id)
     assert ask(tmp_path, "cancel") == "tiny-simulate: cancelled 0 jobs\n"
     assert json.loads(ask(tmp_path, "status", "--json"))["cancelled"] is False  # there was nothing to cancel
+
+
+def test_a_case_whose_layout_was_searched_for_is_found_by_the_id_of_its_record(ledger: Ledger) -> None:
+    spec = CaseSpec.make(**{name: getattr(task().spec, name) for name in CaseSpec.model_fields})
+    one = Task(spec, Settings(budget=4))
+    folder = job_of(ledger, one)
+    sweeps.register(ledger, "x-simulate", [one], accounting=False)
+    trial = one.run()
+    assert trial.status == "ok" and ledger.commit(one.key, trial)
+    assert trial.case_id != content_id(spec)
+    (((found,), where, element),) = sweeps.logs_of(ledger, trial.case_id[:8])
+    assert (found.key, where.path, element) == (one.key, folder.path, 0)
 
 
 @pytest.mark.slow

@@ -140,7 +140,10 @@ class Ledger:
                 self.reopen(key)
 
     def _settled(self, key: str) -> str:
-        """Name of the trial of a task that is done. Whoever reads an end first makes sure that its trial is there."""
+        """Name of the trial of a task that is done, "" of one that is not.
+
+        Whoever reads an end first makes sure that its trial is there.
+        """
         try:
             text = (self._done / key).read_text()
         except FileNotFoundError:
@@ -156,6 +159,13 @@ class Ledger:
             return Trial.parse((self.results / f"{self._settled(key)}.json").read_bytes())
         except (FileNotFoundError, BadInput):
             return None
+
+    def name_of_record(self, key: str) -> str:
+        """File name, without ending, of the final record, which begins with the case's id; "" where there is none."""
+        try:
+            return self._settled(key)
+        except BadInput:
+            return ""
 
     def reopen(self, key: str) -> None:
         """Lets a finished task run again, as if for the first time; its record stays in the results."""

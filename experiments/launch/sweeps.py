@@ -172,8 +172,7 @@ def failure_of(ledger: Ledger, task: Task, key: str, trial: Trial) -> Failure:
         folder = JobFolder(ledger.jobs / claim.job)
         logs = folder.logs(claim.element)
         log, script = next((path for path in logs if path.stat().st_size), None), folder.script()
-    case_id = getattr(task.spec, "id", key)
-    return Failure(task.label, case_id, trial.status, trial.message, log, script, tuple(trial.last_actions))
+    return Failure(task.label, trial.case_id, trial.status, trial.message, log, script, tuple(trial.last_actions))
 
 
 def tail(path: Path, num_lines: int = TAIL_LINES) -> list[str]:
@@ -194,7 +193,8 @@ def logs_of(ledger: Ledger, case: str) -> list[tuple[list[Task], JobFolder, int]
     found = {}
     for name in known(ledger):
         for key, task in read(ledger, name)[1].items():
-            if key.startswith(case) or getattr(task.spec, "id", "").startswith(case):
+            ids = (key, getattr(task.spec, "id", ""))
+            if any(one.startswith(case) for one in ids) or ledger.name_of_record(key).startswith(case):
                 found[key] = task
     if not found:
         raise BadInput("case", case, "the beginning of the id of a case in a sweep; see `moebench status`")
