@@ -8,7 +8,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
-from launching import events, job_of, queue_of, task
+from launching import events, job_of, queue_of, sweep_of, task
 
 from bench.errors import BadInput
 from bench.results import Store, read_trial
@@ -16,6 +16,7 @@ from bench.trial import Trial
 from experiments.launch.kept import adopt
 from experiments.launch.ledger import Claim, Ledger, link_new, mark
 from experiments.launch.locks import Process
+from experiments.launch.submission import JobRecord
 from experiments.launch.verdict import Judge
 from experiments.launch.work import Settings, Task
 
@@ -26,6 +27,19 @@ def test_one_of_many_gets_a_claim(ledger: Ledger) -> None:
         won = list(pool.map(ledger.claim, claims))
     assert won.count(True) == 1
     assert ledger.claims(["k", "other"]) == {"k": claims[won.index(True)]}
+
+
+def test_a_claim_that_was_never_written_to_disk_is_taken_over(ledger: Ledger) -> None:
+    one = task()
+    assert ledger.claim(Claim(one.key, 1, 1, Process.current()))
+    (ledger.root / "claims" / f"{one.key}.0001").write_text("")
+    (ledger.root / "claims" / f"{one.key}.0001~").write_text("of an editor")
+    sweep, _ = sweep_of(ledger, [one])
+    assert sweep.run().statuses == {"ok": 1}
+    assert [claim.generation for claim in ledger.history(one.key)] == [1, 2]
+    job = job_of(ledger, task(1))
+    (job.path / "job").write_text("")
+    assert JobRecord.read(job.path) is None
 
 
 def test_a_later_claim_ends_an_earlier_one(ledger: Ledger) -> None:

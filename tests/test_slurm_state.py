@@ -19,6 +19,9 @@ def test_commands_end_in_bounded_time() -> None:
         ask(["sh", "-c", "exit 3"])
     with pytest.raises(SlurmError, match=r"^no such thing$"):
         ask(["sh", "-c", "echo 'sbatch: error: no such thing' >&2; exit 1"])
+    advised = """printf "sbatch: unrecognized option '--x'\nTry 'sbatch --help' for more\n" >&2; exit 1"""
+    with pytest.raises(SlurmError, match=r"^unrecognized option '--x'$"):
+        ask(["sh", "-c", advised])
     with pytest.raises(SlurmError, match="No such file"):
         ask(["no-such-command-anywhere"])
 

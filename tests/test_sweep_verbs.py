@@ -73,6 +73,17 @@ def test_a_case_whose_layout_was_searched_for_is_found_by_the_id_of_its_record(l
 
 
 @pytest.mark.slow
+def test_a_job_that_ends_without_a_word_is_shown_with_its_log_and_script(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('executor = "local"\nmax_attempts = 1\nsetup = ["exit 3"]\n')
+    out, err = launch(tmp_path / "r", "--site", str(site), cases=1).communicate(timeout=PATIENCE_S)
+    assert "the job failed (exit code 3); 1 of 1 attempts" in out, err
+    for words, name in ((f"  log {tmp_path}", "_0_0_log.err"), (f"  script {tmp_path}", "script.sh")):
+        (line,) = [line for line in out.splitlines() if line.startswith(words)]
+        assert line.endswith(name) and Path(line.split()[-1]).is_file()
+
+
+@pytest.mark.slow
 def test_a_log_that_repeats_share_is_shown_once(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     options = (*RUN, "2", "--repeats", "2", "--pack")

@@ -45,7 +45,9 @@ def show_failures(failures: list[Any]) -> None:
         if failure.log is not None:
             for line in tail(failure.log):
                 typer.echo(f"    {line[:200]}")
-            typer.echo(f"  log {failure.log}\n  script {failure.script}")
+            typer.echo(f"  log {failure.log}")
+        if failure.script is not None:
+            typer.echo(f"  script {failure.script}")
     if len(failures) > MAX_SHOWN_FAILURES:
         typer.echo(f"and {len(failures) - MAX_SHOWN_FAILURES} more; --json shows all")
 

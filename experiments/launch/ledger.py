@@ -72,17 +72,21 @@ class Ledger:
         newest: dict[str, int] = {}
         with os.scandir(self._claims) as entries:
             for entry in entries:
-                key, dot, number = entry.name.partition(".")
-                if key and dot:
+                key, _, number = entry.name.partition(".")
+                if key and number.isdigit():
                     newest[key] = max(newest.get(key, 0), int(number))
         return {key: self._read(key, newest[key]) for key in keys if key in newest}
 
     def history(self, key: str) -> list[Claim]:
         """All claims of a task, oldest first."""
-        return [Claim.parse(path.read_text()) for path in sorted(self._claims.glob(f"{key}.*"))]
+        numbers = sorted(path.name.partition(".")[2] for path in self._claims.glob(f"{key}.*"))
+        return [self._read(key, int(number)) for number in numbers if number.isdigit()]
 
     def _read(self, key: str, generation: int) -> Claim:
-        return Claim.parse(self._claim_path(key, generation).read_text())
+        try:
+            return Claim.parse(self._claim_path(key, generation).read_text())
+        except ValueError:  # after a power failure it may be there and empty: of whoever it was, nothing is known
+            return Claim(key, generation, 1, Process("", 0, ""))
 
     def _claim_path(self, key: str, generation: int) -> Path:
         return self._claims / f"{key}.{generation:04d}"

@@ -80,9 +80,9 @@ def plain_env() -> dict[str, str]:
 
 
 def complaint(stderr: str) -> str:
-    """The last thing that a Slurm command complains of."""
-    lines = [line for line in stderr.splitlines() if line.strip()]
-    return re.sub(r"^\w+: (error|fatal): ", "", lines[-1].strip()) if lines else ""
+    """The last thing that a Slurm command complains of, its advice apart."""
+    lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith("Try ")]
+    return re.sub(r"^\w+: ((error|fatal): )?", "", lines[-1].strip()) if lines else ""
 
 
 def look(names: Iterable[str], accounting: bool) -> Queue:

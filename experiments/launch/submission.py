@@ -71,7 +71,7 @@ class JobRecord:
     def read(cls, folder: Path) -> "JobRecord | None":
         try:
             fields = json.loads((folder / "job").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # not written, or lost with the power
             return None
         return cls(**{**fields, "shape": Shape(**fields["shape"])})
 

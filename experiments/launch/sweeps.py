@@ -171,7 +171,7 @@ def failure_of(ledger: Ledger, task: Task, key: str, trial: Trial) -> Failure:
     if claim is not None and claim.job:
         folder = JobFolder(ledger.jobs / claim.job)
         logs = folder.logs(claim.element)
-        log, script = next((path for path in logs if path.stat().st_size), None), folder.script()
+        log, script = next((path for path in logs if path.stat().st_size), next(iter(logs), None)), folder.script()
     return Failure(task.label, trial.case_id, trial.status, trial.message, log, script, tuple(trial.last_actions))
 
 
