@@ -21,6 +21,9 @@ SLOWER = CLOSE
 NUM_CLOSE = 6
 """From so many of them, which differ in more than their order, steps are taken as from the best."""
 
+NUM_PROMISING = 3
+"""So are they from so many of those with the lowest bounds: in another order they may be close."""
+
 
 class Open(NamedTuple):
     """A layout that may win: least seconds of its step, seconds of its busiest resource, least bytes, and what it
@@ -119,6 +122,7 @@ class Search:
         self._room = 1.0 if may_fit else self._room * LESS_ROOM
         if may_fit:
             self._busy_seen.add(last.busy_s)
+            self._steps.may_fit(last)
         elif step_s is not None and step_s < self.best_s:
             self._steps.too_big(last)
             if not self._stepped and (self._tempting is None or step_s < self._tempting[0]):
@@ -174,12 +178,17 @@ class _Steps:
         self._ahead: Iterator[Layout] = iter(())
         self._fat: list[Layout] = []
         self._fitted: list[tuple[float, Open]] = []
+        self._may_fit: dict[tuple[object, ...], Open] = {}  # by choices
         self._ordered: set[tuple[Layout, Layout]] = set()
         self._num_taken: Counter[tuple[object, ...]] = Counter()  # steps from layouts of some choices
         self._left_behind: set[tuple[Layout, bool]] = set()  # no step from them is left, of their work alone or of all
 
     def fitted(self, layout: Open, step_s: float) -> None:
         self._fitted.append((step_s, layout))
+
+    def may_fit(self, layout: Open) -> None:
+        """It fits, or was left before that was known."""
+        self._may_fit.setdefault(layout.choices, layout)
 
     def too_big(self, layout: Open) -> None:
         """It is faster than the best, and does not fit."""
@@ -209,7 +218,8 @@ class _Steps:
         return None
 
     def _once_more(self, best: Layout, best_s: float) -> Open | None:
-        """A layout that is nearly as fast as the best, in the order of the best, then in others; then steps from it."""
+        """A layout that is nearly as fast as the best, in the order of the best; then steps from such, and from those
+        that promise most."""
         if self._system is None:
             return None
         close = sorted((each for each in self._fitted if each[0] <= CLOSE * best_s), key=lambda each: each[0])
@@ -218,7 +228,9 @@ class _Steps:
         works: dict[tuple[object, ...], Open] = {}
         for _, layout in close:
             works.setdefault(layout.choices, layout)
+        promising = sorted(self._may_fit.values(), key=lambda layout: layout.bound_s)[:NUM_PROMISING]
         kept = list(works.values())[:NUM_CLOSE]
+        kept += [layout for layout in promising if layout.choices not in works]
         return found or self._from_each(kept, best_s, same_work=True) or self._from_each(kept, best_s, same_work=False)
 
     def _from_each(self, layouts: Iterable[Open], best_s: float, *, same_work: bool) -> Open | None:

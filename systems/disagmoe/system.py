@@ -81,6 +81,8 @@ class DisagMoE:
                 yield in_whole_rounds(spec, layout.model_copy(update=change))
 
     def leaner(self, layout: Layout) -> Layout | None:
+        if layout.round_length >= 2 * layout.groups and layout.deferred_w:
+            return layout.model_copy(update={"round_length": layout.round_length // 2})
         return layout.model_copy(update={"deferred_w": 0}) if layout.deferred_w else None
 
     def in_order_of(self, layout: Layout, other: Layout) -> Layout:
