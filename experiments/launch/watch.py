@@ -22,6 +22,8 @@ from experiments.launch.work import Task, status_of
 MAX_REFUSALS = 4
 LOCAL_POLL_S = 0.1
 RECORDS_POLL_S = 1.0
+RESTS_PER_LOOK = 10
+"""How many times the processor time of a look at everything is rested after it, at least: looks are not the work."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Sweep:
         self._told: set[tuple[str, int]] = set()
         self._refusals, self._not_before = 0, 0.0
         self._trouble, self._said_who = "", False
+        self._look_s = 0.0
 
     def run(self) -> Outcome:
         """Returns once every task has its record, Slurm has refused for good, or the sweep was withdrawn.
@@ -67,7 +70,9 @@ class Sweep:
                 if self._withdrawn():
                     self.outcome.withdrawn = True
                     break
+                began = time.process_time()
                 started = self._step()
+                self._look_s = time.process_time() - began
                 if self.outcome.refused:
                     break
                 self._collect()
@@ -86,7 +91,8 @@ class Sweep:
 
     def _rest(self) -> None:
         """Until the next look at the queue. Records are looked for more often: that asks nothing of Slurm."""
-        end = time.monotonic() + {"slurm": self.site.poll_s, "local": LOCAL_POLL_S}.get(self.site.executor, 1.0)
+        pause = {"slurm": self.site.poll_s, "local": LOCAL_POLL_S}.get(self.site.executor, 1.0)
+        end = time.monotonic() + max(pause, RESTS_PER_LOOK * self._look_s)
         while self._open() and not self._withdrawn() and (left := end - time.monotonic()) > 0:
             time.sleep(min(RECORDS_POLL_S, left))
             self._collect()
