@@ -5,8 +5,8 @@ length, experts against top-k, and nodes against network bandwidth. Every system
 `moebench tune` with its budget; the colocated system that is fastest in a cell is the one compared with. A budget is
 less than a whole search: a speed-up within a few per cent of 1 says that neither side is clearly ahead.
 
-Compared are the colocated systems that overlap. `ep` and `megatron` are such a system without its overlap, and
-`dualpipe` is `dualpipe-v` with every parameter twice: none of the three is the fastest in a cell of Figure 7.
+Compared are the colocated systems that overlap. `ep` and `megatron` are such a system without its overlap: neither is
+the fastest in a cell of Figure 7.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "where disagmoe beats the best colocated system: NIC bandwidth, length, top-k, experts, nodes (simulated)"
 OURS = "disagmoe"
-COLOCATED = ("megatron-overlap", "tutel", "comet", "dualpipe-v")
+COLOCATED = ("megatron-overlap", "tutel", "comet", "dualpipe", "dualpipe-v")
 MODEL, CLUSTER, GLOBAL_BATCH_TOKENS = "qwen3-30b", "h800x4", 1 << 20
 MARKED = {
     "qwen3-235b": "Qwen3",
