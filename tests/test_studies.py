@@ -266,7 +266,8 @@ def test_a_published_table_that_is_missing_or_another_is_refused(tmp_path: Path)
     [
         (["figure", "batch", "--assumptions", "datashet"], "did you mean 'datasheet'"),
         (["figure", "train-demo", "--assumptions", "datasheet"], "is measured"),
-        (["figure", "regimes", "--check"], "one that is published"),
+        (["figure", "split", "--check"], "one that is published"),
+        (["figure", "regimes", "--check"], "one whose published table has the columns"),
         (["claims", "--assumptions", "h200-measured,none"], "allowed: datasheet, h200-measured"),
         (["claims", "--published", "--into", "absent.md"], "can be read and written"),
         (["claims", "--published", "--results", "x", "--into", "marks.md"], "a file with the marks"),
