@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.cli.sweep import Asked
 from bench.errors import BadInput
 from experiments.launch import site
 
@@ -81,3 +83,35 @@ def test_wrong_site_files_are_refused_in_one_line(tmp_path: Path, text: str, lin
 def test_time_limits_are_read_as_slurm_does(text: str, expected: int) -> None:
     assert site.minutes_of("time", text) == expected
     assert site.minutes_of("time", site.clock(expected)) == expected
+
+
+@pytest.mark.parametrize("line", ['"a b\\ntouch x #" = "y"', 'comment = "a\\nb"', 'Mem = "1"'])
+def test_more_options_of_sbatch_stay_on_their_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "site.toml").write_text(f"[sbatch]\n{line}\n")
+    with pytest.raises(BadInput, match=r"site\.sbatch"):
+        site.load(tmp_path / "site.toml", {})
+
+
+def test_every_option_switches_off_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('max_nodes = 4\njobs = 2\ngpus_per_node = 8\npartition = "gpu"\n')
+    kept = Asked("fig7", site=path).settings_of_site()
+    assert (kept.max_nodes, kept.jobs, kept.gpus_per_node, kept.partition) == (4, 2, 8, "gpu")
+    off = Asked("fig7", site=path, max_nodes="none", jobs="none", gpus_per_node="none", partition="none")
+    found = off.settings_of_site()
+    assert (found.max_nodes, found.jobs, found.gpus_per_node, found.partition) == (None, None, None, None)
+    assert Asked("fig7", site=path, max_nodes="16").settings_of_site().max_nodes == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"max_nodes": "many"}, "--max-nodes: 'many' is not valid; allowed: a whole number, or none"),
+        ({"setup": Path("/dev/full")}, "setup: '/dev/full' is not valid; allowed: a text file that can be read"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], line: str) -> None:
+    (tmp_path / "site.toml").write_text("")
+    with pytest.raises(BadInput) as refused:
+        Asked("fig7", site=tmp_path / "site.toml", **options).settings_of_site()
+    assert str(refused.value).startswith(line)

@@ -46,12 +46,12 @@ class Asked:
     account: Annotated[str | None, options.word("--account", "NAME", "Slurm account.")] = None
     qos: Annotated[str | None, options.word("--qos", "NAME", "Slurm quality of service.")] = None
     time: Annotated[str | None, options.word("--time", "HH:MM:SS", "Time limit of one run. Default: 00:30:00.")] = None
-    max_nodes: Annotated[int | None, options.number("--max-nodes", "Refuse cases that need more nodes.")] = None
-    gpus_per_node: Annotated[int | None, options.number("--gpus-per-node", "Ranks of a run on one node.")] = None
+    max_nodes: Annotated[str | None, options.word("--max-nodes", "NUMBER", "Refuse cases that need more nodes.")] = None
+    gpus_per_node: Annotated[str | None, options.word("--gpus-per-node", "NUMBER", "Ranks of a run on a node.")] = None
     setup: Annotated[Path | None, options.word("--setup", "FILE", "Shell lines that every job runs first.")] = None
     only: Annotated[list[str] | None, options.word("--only", "FIELD=VALUE,...", "Fewer cases.")] = None
     repeats: Annotated[int, options.number("--repeats", "Runs of each case.")] = 1
-    jobs: Annotated[int | None, options.number("--jobs", "Jobs at a time.")] = None
+    jobs: Annotated[str | None, options.word("--jobs", "NUMBER", "Jobs at a time.")] = None
     pack: Annotated[bool, typer.Option("--pack", help="Runs of one shape share an allocation, in rounds.")] = False
     steps: Annotated[int, options.number("--steps", "Optimizer steps of a run.")] = 20
     quick: Annotated[bool, typer.Option("--quick", help="The experiment's fewer cases.")] = False
@@ -66,8 +66,10 @@ class Asked:
         """The site file with these options put in. Raises BadInput."""
         from experiments.launch.site import load
 
-        named = ("executor", "partition", "account", "qos", "time", "max_nodes", "gpus_per_node", "jobs")
-        return load(self.site, {name: getattr(self, name) for name in named} | {"setup": _lines(self.setup)})
+        words = ("executor", "partition", "account", "qos", "time")
+        numbers = ("max_nodes", "gpus_per_node", "jobs")
+        given = {name: getattr(self, name) for name in words} | {"setup": _lines(self.setup)}
+        return load(self.site, given | {name: _number(name, getattr(self, name)) for name in numbers})
 
     @property
     def name_of_figure(self) -> str:
@@ -106,6 +108,17 @@ def sweep(asked: Asked) -> None:
         raise typer.Exit(1)
 
 
+def _number(name: str, word: str | None) -> int | str | None:
+    from bench.errors import BadInput
+
+    if word is None or word == "none":
+        return word
+    try:
+        return int(word)
+    except ValueError:
+        raise BadInput(f"--{name.replace('_', '-')}", word, "a whole number, or none") from None
+
+
 def _lines(setup: Path | None) -> tuple[str, ...] | None:
     from bench.errors import BadInput
 
@@ -113,6 +126,8 @@ def _lines(setup: Path | None) -> tuple[str, ...] | None:
         return None
     if str(setup) == "none":
         return ()
+    if setup.exists() and not setup.is_file():  # a device may never end
+        raise BadInput("setup", str(setup), "a text file that can be read (it is no regular file)")
     try:
         return tuple(setup.read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:

@@ -41,8 +41,12 @@ class Claim:
 
     @classmethod
     def parse(cls, text: str) -> "Claim":
+        """Raises ValueError for what is no claim."""
         fields = json.loads(text)
-        return cls(**{**fields, "owner": Process.parse(fields["owner"])})
+        try:
+            return cls(**{**fields, "owner": Process.parse(fields["owner"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"no claim: {error}") from None
 
 
 class Ledger:
@@ -149,13 +153,14 @@ class Ledger:
         Whoever reads an end first makes sure that its trial is there.
         """
         try:
-            text = (self._done / key).read_text()
+            text = (self._done / key).read_text(errors="replace")  # a damaged one names no trial, and is forgotten
         except FileNotFoundError:
             return ""
         if text.startswith("{"):
             self._keep(key, Trial.parse(text))
             text = (self._done / key).read_text()
-        return text.strip()
+        name = text.strip()
+        return name if name.isprintable() else "damaged"
 
     def trial(self, key: str) -> Trial | None:
         """The final record of a task, without series; None where there is none that this version of the code reads."""

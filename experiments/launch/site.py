@@ -20,6 +20,8 @@ OFF = ("", "none")
 """Words that switch a default of the site file off."""
 
 Name = Annotated[str, Field(pattern=r"^[\w.,:@+/=-]+$")]
+Option = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+OneLine = Annotated[str, Field(pattern=r"^[^\r\n]*$")]
 Positive = Annotated[int, Field(ge=1, le=1 << 20)]
 
 TEMPLATE = """\
@@ -80,7 +82,7 @@ class Site(BaseModel):
     python: str | None = None
     setup: tuple[str, ...] = Field((), strict=False)
     srun_args: tuple[str, ...] = Field((), strict=False)
-    sbatch: Mapping[str, str | int | Literal[True]] = {}
+    sbatch: Mapping[Option, OneLine | int | Literal[True]] = {}
 
     @classmethod
     def make(cls, **fields: Any) -> Self:

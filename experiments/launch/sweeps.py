@@ -92,9 +92,16 @@ def read(ledger: Ledger, name: str | None) -> tuple[str, dict[str, Task], bool]:
     chosen = names[0] if name is None else name
     if chosen not in names:
         raise unknown("sweep", chosen, names)
-    head, *lines = (ledger.sweeps / chosen).read_text().splitlines()
-    tasks = {fields["key"]: Task.parse(fields["task"]) for fields in map(json.loads, lines)}
-    return chosen, tasks, bool(json.loads(head)["accounting"])
+    path = ledger.sweeps / chosen
+    try:
+        head, *lines = path.read_text().splitlines()
+        tasks = {fields["key"]: Task.parse(fields["task"]) for fields in map(json.loads, lines)}
+        return chosen, tasks, bool(json.loads(head)["accounting"])
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, BadInput):
+            raise
+        again = "a sweep that was kept whole: the same `moebench sweep` once more writes it anew"
+        raise BadInput("sweep", str(path), again) from None
 
 
 def standing(ledger: Ledger, name: str | None) -> Standing:
@@ -192,7 +199,11 @@ def logs_of(ledger: Ledger, case: str) -> list[tuple[list[Task], JobFolder, int]
     """
     found = {}
     for name in known(ledger):
-        for key, task in read(ledger, name)[1].items():
+        try:
+            tasks = read(ledger, name)[1]
+        except BadInput:
+            continue  # a damaged sweep hides no other's logs
+        for key, task in tasks.items():
             ids = (key, getattr(task.spec, "id", ""))
             if any(one.startswith(case) for one in ids) or ledger.name_of_record(key).startswith(case):
                 found[key] = task
